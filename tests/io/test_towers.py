@@ -4,6 +4,7 @@ made the files of, for what the processor makes of a picture; what doesn't fit i
 from __future__ import annotations
 
 import copy
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,14 @@ from torch_foundry.io.gguf.towers import TOWERS
 from torch_foundry.io.load import tower_beside
 from torch_foundry.io.model_file import open_model_file
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
+from torch_foundry.text import showing
 
 # Whose processors want torchvision, with what makes images for them, and how many tokens one is.
-WITHOUT = {"gemma4_unified": (tiny_wrappers.patches, 16), "mistral3": (tiny_wrappers.sized, 4)}
+WITHOUT = {
+    "gemma4_unified": (tiny_wrappers.patches, 16),
+    "lfm2_vl": (tiny_wrappers.shaped, 4),
+    "mistral3": (tiny_wrappers.sized, 4),
+}
 CASES = [name for name in towers.FILES if name not in WITHOUT]
 PIXELS = np.random.default_rng(0).integers(0, 255, (20, 28, 3), dtype=np.uint8)
 ASKED = [
@@ -64,9 +70,8 @@ def shown(processor: Any, chats: Any = ASKED) -> Any:
 
 def test_each_tower_has_a_case() -> None:
     assert {case.projector for case in towers.FILES.values()} == TOWERS.keys()
-    assert {kind for tower in TOWERS.values() for kind, _ in tower.models.values()} - {"qwen3_5_moe"} == set(
-        towers.FILES
-    )
+    kinds = [tower for each in TOWERS.values() for tower in (each, each.in_parts) if tower]
+    assert {kind for tower in kinds for kind, _ in tower.models.values()} - {"qwen3_5_moe"} == set(towers.FILES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -133,7 +138,8 @@ def test_files_from_before_have_an_mlps_matrices_exchanged(folder: Path) -> None
 
 
 def test_what_a_tower_may_lack(folder: Path) -> None:
-    """Pixtral's biases, Gemma 4's clipped layers and deviations: the file says it by its tensors."""
+    """Biases of Pixtral's and LFM2-VL's projectors, the latter's norm, Gemma 4's clipped layers and deviations: the
+    file says it by its tensors."""
     names = [name for name, _ in towers.tensors("gemma4") if name.endswith(("_min", "_max")) or "v.std_" in name]
     model, _ = loaded(folder, "gemma4", dict.fromkeys(names))
     assert not model.config.vision_config.standardize and not model.config.vision_config.use_clipped_linears
@@ -141,6 +147,25 @@ def test_what_a_tower_may_lack(folder: Path) -> None:
     found = open_model_file(text, mmproj=tower)
     found.close()
     assert not found.config.multimodal_projector_bias
+    lacking = ["mm.1.bias", "mm.2.bias", "mm.input_norm.bias", "mm.input_norm.weight"]
+    text, tower = files(folder, "lfm2_vl", dict.fromkeys(lacking))
+    found = open_model_file(text, mmproj=tower)
+    found.close()
+    assert not found.config.projector_use_layernorm and not found.config.projector_bias
+
+
+def test_larger_towers_of_internvl(folder: Path) -> None:
+    """Of 6B: root mean squares are their norms, heads have some, too, and no biases."""
+    names = [name for name, _ in towers.tensors("internvl")]
+    without = [n for n in names if n.endswith(".bias") and any(p in n for p in (".ln", "attn_q", "attn_k", "attn_v"))]
+    text, tower = files(folder, "internvl", dict.fromkeys(without) | NORMED)
+    found = open_model_file(text, mmproj=tower)
+    told = {"device": torch.device("cpu"), "dtype": torch.float32, "model_class": found.model_class}
+    model = assemble(found.config, found.weights, file=text, **told)
+    found.close()
+    layer = model.model.vision_tower.encoder.layer[0]
+    assert type(layer.layernorm_before).__name__ == type(layer.attention.q_norm).__name__ == "InternVLVisionRMSNorm"
+    assert layer.attention.q_proj.bias is None
 
 
 def test_packed_layers_of_a_tower_stay_packed(folder: Path) -> None:
@@ -192,6 +217,31 @@ def test_a_batch_of_chats(folder: Path) -> None:
     assert text == "[user]<|vision_start|><|image_pad|><|vision_end|>what?[assistant]"
 
 
+KNOWING_NONE = [
+    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}",
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content"
+    " %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endif %}{% endfor %}",
+    "{% for m in messages %}{% if m.content is not string %}{{ raise_exception('text') }}{% endif %}[{{ m.role }}]{{"
+    " m.content }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", KNOWING_NONE, ids=["of texts", "another token", "refuses"])
+def test_a_template_that_knows_no_images(folder: Path, template: str) -> None:
+    """Texts of messages show them then."""
+    text, tower = folder / f"knows-{len(template)}.gguf", files(folder, "internvl")[1]
+    towers.write_text("internvl", text, template=template)
+    _, processor = torch_foundry.load(text, mmproj=tower, device="cpu", patch=False)
+    assert processor.apply_chat_template(ASKED) == "[user]<IMG_CONTEXT>\nwhat?"
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        *ASKED,
+        {"role": "assistant", "content": [{"type": "text", "text": "A"}]},
+    ]
+    assert processor.apply_chat_template(chat) == "[system]Be brief.[user]<IMG_CONTEXT>\nwhat?[assistant]A"
+    assert shown(processor)["pixel_values"].shape == (5, 3, 16, 16)  # four parts, and the whole
+
+
 def test_processors_are_saved_whole_or_not_at_all(folder: Path, tmp_path: Path) -> None:
     _, processor = loaded(folder, "gemma3")
     processor.save_pretrained(tmp_path)
@@ -201,6 +251,7 @@ def test_processors_are_saved_whole_or_not_at_all(folder: Path, tmp_path: Path) 
         processor.save_pretrained(tmp_path)
 
 
+NORMED = {f"v.blk.{layer}.attn_{name}_norm.weight": np.ones(32, np.float32) for layer in range(2) for name in "qk"}
 REFUSED = [
     ("gemma3", {"clip.projector_type": "ldp"}, "ARCH_UNKNOWN", "clip.projector_type"),
     ("gemma3", {"clip.projector_type": "pixtral"}, "ARCH_UNKNOWN", "clip.projector_type"),
@@ -214,7 +265,26 @@ REFUSED = [
     ("gemma3", {"clip.vision.image_std": [0.5, 0.5, 0.0]}, "HP_RANGE", "clip.vision.image_std"),
     ("gemma3", {"clip.vision.image_std": 0.5}, "HP_RANGE", "clip.vision.image_std"),
     ("idefics3", {"clip.vision.preproc_image_size": 512}, "HP_RANGE", "clip.vision.preproc_image_size"),
+    ("lfm2_vl", {"v.position_embd.weight": np.zeros((15, 32), np.float32)}, "SHAPE", "v.position_embd.weight"),
+    ("lfm2_vl", {"mm.1.weight": np.zeros(128, np.float32)}, "SHAPE", "mm.1.weight"),
+    ("lfm2_vl", {"mm.1.bias": None}, "TENSOR_EXTRA", "mm.2.bias"),
+    ("lfm2_vl", {"clip.vision.projector.scale_factor": 3}, "SHAPE", "mm.1.weight"),
     ("qwen3_vl", {"clip.vision.is_deepstack_layers": True}, "HP_RANGE", "clip.vision.is_deepstack_layers"),
+    ("internvl", {"clip.vision.preproc_max_tiles": 1 << 20}, "HP_RANGE", "clip.vision.preproc_max_tiles"),
+    ("internvl", {"clip.vision.image_size": 32}, "SHAPE", "v.position_embd.weight"),
+    ("internvl", {"clip.vision.attention.head_count": 5, **NORMED}, "HP_RANGE", "clip.vision.attention.head_count"),
+    ("internvl", {"v.blk.1.attn_k.bias": None}, "TENSOR_MISSING", "v.blk.1.attn_k.bias"),
+    ("internvl", {"v.class_embd": np.zeros((2, 32), np.float32)}, "SHAPE", "v.class_embd"),
+    ("llava", {"clip.vision.feature_layer": [1, 2]}, "HP_RANGE", "clip.vision.feature_layer"),
+    ("llava", {"clip.vision.feature_layer": [1]}, "HP_RANGE", "clip.vision.feature_layer"),
+    ("llava", {"model.image_newline": np.zeros(128, np.float32)}, "TENSOR_EXTRA", "model.image_newline"),
+    ("llava", {"v.post_ln.bias": np.zeros(32, np.float32)}, "TENSOR_EXTRA", "v.post_ln.bias"),
+    ("llava", {"mm.2.weight": np.zeros((64, 64), np.float32)}, "SHAPE", "mm.2.weight"),
+    ("llava_next", {"clip.vision.mm_patch_merge_type": "flat"}, "HP_RANGE", "clip.vision.mm_patch_merge_type"),
+    ("llava_next", {"clip.vision.image_grid_pinpoints": [16, 32, 32]}, "HP_RANGE", "clip.vision.image_grid_pinpoints"),
+    ("llava_next", {"clip.vision.image_grid_pinpoints": [16, 24]}, "HP_RANGE", "clip.vision.image_grid_pinpoints"),
+    ("llava_next", {"clip.vision.image_grid_pinpoints": [16] * 514}, "HP_RANGE", "clip.vision.image_grid_pinpoints"),
+    ("llava_next", {"clip.vision.image_grid_pinpoints": 16}, "HP_RANGE", "clip.vision.image_grid_pinpoints"),
     ("gemma3", {"clip.use_gelu": None}, "HP_RANGE", "clip.use_gelu"),
     ("gemma3", {"v.post_ln.bias": None}, "TENSOR_MISSING", "v.post_ln.bias"),
     ("gemma3", {"v.post_ln.bias": np.zeros(31, np.float32)}, "SHAPE", "v.post_ln.bias"),
@@ -248,11 +318,12 @@ def test_a_model_in_place_of_a_tower(folder: Path) -> None:
     assert caught.value.code == "TENSOR_TYPE"
 
 
-def test_a_vocabulary_without_images(folder: Path) -> None:
-    _, tower = files(folder, "qwen3_vl")
-    text = folder / "without.gguf"
-    towers.write_text("qwen3_vl", text, {"<|image_pad|>": "<|other|>"})
-    with pytest.raises(LoadError, match=r"<\|image_pad\|>") as caught:
+@pytest.mark.parametrize(("name", "token"), [("qwen3_vl", "<|image_pad|>"), ("internvl", "<img>")])
+def test_a_vocabulary_without_images(folder: Path, name: str, token: str) -> None:
+    _, tower = files(folder, name)
+    text = folder / f"{name}-without.gguf"
+    towers.write_text(name, text, {token: "<|other|>"})
+    with pytest.raises(LoadError, match=re.escape(token)) as caught:
         torch_foundry.load(text, mmproj=tower, device="cpu")
     assert caught.value.code == "TOKEN_ID"
 
@@ -268,6 +339,34 @@ def test_a_vocabulary_that_ends_before_the_token_of_images(folder: Path) -> None
     with torch.no_grad():
         wanted, found = towers.whole("gemma3")(**inputs).logits, model(**inputs).logits
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.std().item())
+
+
+def test_a_vocabulary_that_knows_no_images(folder: Path) -> None:
+    """As of Vicuna, of which LLaVA is made: the unknown token stands for them, with which texts were padded."""
+    _, tower = files(folder, "llava")
+    text, padding = folder / "knows-none.gguf", towers.words("llava").pad_token
+    towers.write_text("llava", text, {"<image>": "<other>", padding: "<unk>"}, template=KNOWING_NONE[0])
+    model, processor = torch_foundry.load(text, mmproj=tower, device="cpu", patch=False)
+    assert processor.apply_chat_template(ASKED) == "[user]<unk>\nwhat?"
+    longer = [*ASKED, {"role": "assistant", "content": "A square."}]
+    texts = [processor.apply_chat_template(chat) for chat in (ASKED, longer)]
+    alone = shown(processor)
+    both = processor(text=texts, images=[Image.fromarray(PIXELS)] * 2, padding=True, return_tensors="pt")
+    twin = copy.deepcopy(towers.whole("llava"))
+    twin.config.image_token_index = model.config.image_token_index
+    with torch.no_grad():
+        wanted, found, padded = twin(**alone).logits, model(**alone).logits, model(**both).logits
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * wanted.std().item())
+    torch.testing.assert_close(padded[:1, -1], wanted[:, -1], rtol=0, atol=1e-4 * wanted.std().item())
+
+
+def test_templates_that_are_left_alone(folder: Path) -> None:
+    """Those that there are none of, and those that texts don't help."""
+    of_parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    _, processor = loaded(folder, "internvl")
+    for template in (None, of_parts, {"default": KNOWING_NONE[0]}, "{{ messages.missing.name }}"):
+        processor.tokenizer.chat_template = template
+        assert showing(processor.tokenizer, "<IMG_CONTEXT>\n") == template
 
 
 def test_a_file_without_a_vocabulary(folder: Path, tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ class File:
 
 MERGED = {"vision.spatial_merge_size": 2}
 TIED = {"tie_word_embeddings": True}
+LLAVA = File(
+    "mlp",
+    {"image_token_index": "<image>"},
+    # without the last layer, whose output nothing reads; of CLIP's own projection
+    {
+        **{"has_llava_projector": True, "use_gelu": False, "vision.block_count": 2, "vision.projection_dim": 24},
+        "vision.attention.layer_norm_epsilon": 1e-5,
+    },
+    tower={"num_hidden_layers": 3},
+    names={"model.multi_modal_projector.linear_1": "mm.0", "model.multi_modal_projector.linear_2": "mm.2", **SIGLIP},
+)
 FILES = {
     "gemma3": File(
         "gemma3",
@@ -105,6 +116,32 @@ FILES = {
         {"image_token_id": "<image>"},
         {"use_gelu": True, "vision.projector.scale_factor": 2, "vision.preproc_image_size": 32},
     ),
+    "internvl": File(
+        "internvl",
+        {"image_token_id": "<IMG_CONTEXT>"},
+        {"use_gelu": True, "vision.projector.scale_factor": 2, "vision.preproc_max_tiles": 4},
+        tower={"attention_bias": True},
+        names={
+            "model.multi_modal_projector.layer_norm": "mlp1.0",
+            "model.multi_modal_projector.linear_1": "mlp1.1",
+            "model.multi_modal_projector.linear_2": "mlp1.3",
+        },
+    ),
+    "lfm2_vl": File(
+        "lfm2",
+        {"image_token_id": "<image>"},
+        {"use_gelu": True, "vision.projector.scale_factor": 2},
+        names=SIGLIP,
+    ),
+    "llava": LLAVA,
+    "llava_next": replace(
+        LLAVA,
+        keys={
+            **{**LLAVA.keys, "vision.mm_patch_merge_type": "spatial_unpad", "vision.image_aspect_ratio": "anyres"},
+            "vision.image_grid_pinpoints": [16, 32, 32, 16],
+        },
+        text={"sliding_window": None},
+    ),
     "mistral3": File(
         "pixtral",
         {"image_token_index": "[IMG]"},
@@ -146,6 +183,8 @@ EXTRA = {  # tokens that processors look for
     "gemma4": ["<|audio>", "<audio|>"],
     "mistral3": ["[IMG_BREAK]", "[IMG_END]"],
     "idefics3": ["<fake_token_around_image>", "<end_of_utterance>", "<global-img>"],
+    "internvl": ["<img>", "</img>", "<|video_pad|>"],
+    "lfm2_vl": ["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"],
 }
 
 
@@ -227,8 +266,11 @@ def decoder(name: str) -> Any:
 FILES_DECODER = {"idefics3": "model.text_model."}
 
 
-def write_text(name: str, path: Path, renamed: dict[str, str] | None = None, packed: str = "") -> None:
-    """The decoder's file, with the vocabulary. renamed: tokens in place of others. packed: the format of matrices."""
+def write_text(
+    name: str, path: Path, renamed: dict[str, str] | None = None, packed: str = "", template: str = ""
+) -> None:
+    """The decoder's file, with the vocabulary. renamed: tokens in place of others. packed: the format of matrices.
+    template: in place of the one that shows images."""
     model = torch_foundry.quantize(decoder(name), packed) if packed else decoder(name)
     metadata, tensors = describe_model(model)
     arch, wanted = metadata["general.architecture"], FILES[name].arch
@@ -238,6 +280,7 @@ def write_text(name: str, path: Path, renamed: dict[str, str] | None = None, pac
         if wanted.startswith("qwen"):
             metadata[f"{wanted}.rope.dimension_sections"] = [4, 6, 6, 0]
     metadata |= gguf_from_tokenizer(words(name), model.config.vocab_size)
+    metadata["tokenizer.chat_template"] = template or metadata["tokenizer.chat_template"]
     tokens = metadata["tokenizer.ggml.tokens"]
     metadata["tokenizer.ggml.tokens"] = [(renamed or {}).get(token, token) for token in tokens]
     write_gguf(path, metadata, tensors)
@@ -264,14 +307,19 @@ def tensors(name: str) -> Iterator[tuple[str, np.ndarray]]:
     for key, value in whole(name).state_dict().items():
         if key.startswith(("lm_head", "model.language_model.", "model.text_model.")):
             continue
+        if name in ("llava", "llava_next") and (".layers.2." in key or ".post_layernorm." in key):
+            continue
         for published, part in published_parts(name, key, value):
             stem, _, suffix = published.rpartition(".")
             if suffix not in ("weight", "1", "bias", "input_min", "input_max", "output_min", "output_max"):
                 stem, suffix = published, ""
-            named = stem if stem.startswith(("v.", "mm.")) else known.get_name(stem)
+            named = stem if stem.startswith(("v.", "mm.", "model.image_newline")) else known.get_name(stem)
             assert named, published
             if "position_embedding_table" in published:
                 suffix = "weight"
+            if name in ("llava", "llava_next") and "ffn_" in named:  # exchanged by the script that writes them
+                layer, _, kind = named.rpartition("_")
+                named = layer + {"up": "_down", "down": "_up"}[kind]
             yield f"{named}.{suffix}".removesuffix("."), part.float().contiguous().numpy()
 
 
@@ -282,6 +330,8 @@ def published_parts(name: str, key: str, value: torch.Tensor) -> Iterator[tuple[
             key = key.replace(begin, there, 1)
             break
     key = key.replace(".linear.", ".").replace("projection_weight", "projection.weight")
+    if "lambda_" in key or key.endswith("position_embeddings"):
+        key += ".weight"
     if name == "gemma4_unified":
         if key.startswith(("v.patch_embd.weight", "v.patch_norm.1")):  # red of all pixels first
             value = value.unflatten(-1, (4, 4, 3)).movedim(-1, -3).flatten(-3)
@@ -303,7 +353,7 @@ def published_parts(name: str, key: str, value: torch.Tensor) -> Iterator[tuple[
             yield key.replace("qkv", letter), rows
     elif name == "mistral3" and key.endswith(("q_proj.weight", "k_proj.weight")):
         yield key, value.view(2, 2, 8, 32).transpose(1, 2).reshape(32, 32)
-    elif key.endswith("patch_embedder.input_proj.weight"):
+    elif key.endswith("patch_embedder.input_proj.weight") or (name == "lfm2_vl" and "patch_embedding.weight" in key):
         yield key, value.view(-1, 4, 4, 3).permute(0, 3, 1, 2)
     elif "soft_emb_norm" in key:
         yield key, value + 1
@@ -316,7 +366,7 @@ def write_tower(name: str, path: Path, changes: dict[str, Any] | None = None, pa
     writer = gguf.GGUFWriter(path, "clip")
     settings, stored = said(name), dict(tensors(name))
     for key, value in (changes or {}).items():
-        place: dict[str, Any] = stored if key.startswith(("v.", "mm.")) else settings
+        place: dict[str, Any] = stored if key.startswith(("v.", "mm.", "model.")) else settings
         if value is None:
             del place[key]
         else:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import transformers
 
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
@@ -21,9 +22,10 @@ from torch_foundry.io.gguf.tower import Settings, Tower
 from torch_foundry.io.gguf.towers import TOWERS
 from torch_foundry.io.parameters import class_name
 from torch_foundry.io.weights import Weight, WeightReader
-from torch_foundry.text import Vocabulary, seeing
+from torch_foundry.text import Vocabulary, seeing, showing
 
 _CLIP = "clip.vision"
+_OTHERS = ("video_token_id", "audio_token_id", "audio_token", "boa_token", "eoa_token")  # tokens of no images
 _PARTS = 16  # of an image's side, that a tower sees one by one; published ones have 4
 
 
@@ -54,9 +56,10 @@ class TowerFile:
                 self._fail("ARCH_UNKNOWN", "clip.projector_type", expected, ", ".join(self.tower.models))
             self.model_type, self.decoder_type = self.tower.models[decoder]
             self.values = read_hyperparameters(metadata, _CLIP, self.tower.keys, self.file)
-            if (found := self.values["projection_dim"]) != width:
+            if (found := self.values.setdefault("projection_dim", width)) != width:
                 self._fail("SHAPE", f"{_CLIP}.projection_dim", f"{width}, as the decoder has", found)
             self.values["is_deepstack_layers"] = self._stacked()
+            self._check_llava()
             self.sizes = self._sizes()
             self.activation = self._activation(metadata)
             for name in ("image_mean", "image_std"):
@@ -64,6 +67,7 @@ class TowerFile:
             source = WeightReader(self.container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
             self.absent: list[str] = []  # parameters without a tensor, where that is allowed
             self.weights = {slot.parameter: self._weight(source, slot) for slot in self._found()}
+            self.weights |= {name: _ones(self.sizes["H"]) for name in self.tower.unread}
         except BaseException:
             self.container.close()
             raise
@@ -87,7 +91,8 @@ class TowerFile:
         kind = metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
         if not isinstance(kind, str) or kind not in TOWERS:
             self._fail("ARCH_UNKNOWN", "clip.projector_type", "one of " + ", ".join(TOWERS), repr(kind))
-        return TOWERS[kind]
+        tower = TOWERS[kind]
+        return tower.in_parts if tower.in_parts and f"{_CLIP}.image_grid_pinpoints" in metadata else tower
 
     def _listed(self, name: str, kind: type, count: int) -> list[Any]:
         """The elements of an array, so many of one kind."""
@@ -104,11 +109,29 @@ class TowerFile:
         listed = self._listed("is_deepstack_layers", bool, self.values["block_count"])
         return [index for index, there in enumerate(listed) if there]
 
+    def _check_llava(self) -> None:
+        """Refuse features of other layers than the last, or parts of images that transformers can't cut or join."""
+        values = self.values
+        if values.get("feature_layer") is not None:
+            layers = values["block_count"]
+            if (last := self._listed("feature_layer", int, 1)) != [layers]:
+                self._fail("HP_RANGE", f"{_CLIP}.feature_layer", f"[{layers}], the last one", last)
+        if "image_grid_pinpoints" in values:
+            found, side = values["image_grid_pinpoints"], values["image_size"]
+            count = 2 * min(len(found) // 2, _PARTS**2) if hasattr(found, "tolist") else 2
+            sizes = self._listed("image_grid_pinpoints", int, count)
+            if not sizes or not {*sizes} <= {side * parts for parts in range(1, _PARTS + 1)}:
+                self._fail("HP_RANGE", f"{_CLIP}.image_grid_pinpoints", f"multiples of {side}, up to {_PARTS}", sizes)
+            values["image_grid_pinpoints"] = [sizes[start : start + 2] for start in range(0, count, 2)]
+            if (joined := values["mm_patch_merge_type"]) != "spatial_unpad":
+                self._fail("HP_RANGE", f"{_CLIP}.mm_patch_merge_type", "spatial_unpad", joined)
+
     def _sizes(self) -> dict[str, int]:
         """The letters of slots' shapes."""
         values = self.values
         hidden, heads, patch = (values[name] for name in ("embedding_length", "attention.head_count", "patch_size"))
-        head = self._rows("v.blk.0.attn_q_norm.weight")
+        of_heads = any(slot.shape == "D" for slot in self.tower.slots)  # InternVL's norms are of all heads
+        head = self._rows("v.blk.0.attn_q_norm.weight") if of_heads else 0
         if not head and heads and hidden % heads:
             self._fail("HP_RANGE", f"{_CLIP}.attention.head_count", f"a divisor of {hidden}", heads)
         if (longest := values.get("preproc_image_size") or 0) > (most := _PARTS * values.get("image_size", 0)):
@@ -124,6 +147,7 @@ class TowerFile:
             **{"H": hidden, "F": inner, "D": head, "Q": heads * head, "C": 3, "P": patch, "L": 3 * patch * patch},
             **{"T": 2, "B": places[-2], "N": places[-1], "O": values["projection_dim"]},
             **{"M": hidden * merge * merge, "W": 3 * (patch * merge) ** 2},
+            **{"S": math.isqrt(places[-1]) ** 2, "I": self._rows("mm.1.weight"), "1": 1},
         }
 
     def _rows(self, name: str) -> int:
@@ -209,20 +233,20 @@ class TowerFile:
             decoder = {name: decoder[name] for name in names & decoder.keys()} | {"model_type": self.decoder_type}
         part, whole = kind.sub_configs["vision_config"], dict(found.whole)
         for name, had in self.options().items():
-            (whole if hasattr(kind, name) else own)[name] = had
+            (whole if hasattr(kind, name) else own)[name] = self.tower.meaning.get(name, (False, True))[had]
         if self.tower.kind:
             own["model_type"] = self.tower.kind
         else:
             own = {name: value for name, value in own.items() if hasattr(part, name)}
-        ids, numbers = {}, {token: index for index, token in enumerate(vocabulary.tokens)}
-        for name, token in self.named(self.tower.tokens, vocabulary).items():
-            if token in numbers:
-                ids[name] = numbers[token]
-            elif not name.startswith(("video", "audio")):
+        numbers = {token: index for index, token in enumerate(vocabulary.tokens)}
+        for name, token in self.named(self.tower.tokens | self.tower.named, vocabulary).items():
+            if token not in numbers and name not in _OTHERS:
                 self._fail("TOKEN_ID", "tokenizer.ggml.tokens", f"{token} among them", "none in the decoder's file")
+        ids = self.named(self.tower.tokens, vocabulary).items()
+        numbered = {name: numbers[token] for name, token in ids if token in numbers}
         tied = {"tie_word_embeddings": text.tie_word_embeddings}
         try:
-            return kind(text_config=decoder, vision_config=own, **tied, **whole, **ids)
+            return kind(text_config=decoder, vision_config=own, **tied, **whole, **numbered)
         except Exception as error:  # whatever its checks raise
             line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise LoadError("HP_RANGE", self.file, _CLIP, expected="what transformers takes", found=line) from error
@@ -246,7 +270,17 @@ class TowerFile:
         of_whole, of_images = (getattr(transformers, name) for name in self.tower.processor)
         colours = {name: self.values[name] for name in ("image_mean", "image_std")}
         images = of_images(**self._settings.images, **colours)
+        if self.tower.written:
+            image = getattr(tokenizer, self.tower.written)
+            if tokenizer.pad_token == image:  # Vicuna's unknown token is both
+                tokenizer.pad_token = tokenizer.eos_token
+            tokenizer.chat_template = showing(tokenizer, image + "\n")
         return seeing(of_whole, tokenizer, image_processor=images, **self._settings.processor)
+
+
+def _ones(size: int) -> Weight:
+    """In place of a vector that no file has."""
+    return Weight((size,), "f32", "", lambda device: torch.ones(size, device=device))
 
 
 def _of_layer(slot: Slot, index: int, number: int) -> Slot:

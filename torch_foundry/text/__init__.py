@@ -1,7 +1,7 @@
 """Text in and out: tokenizers from GGUF metadata, chat templates under a budget, and streamed decoding."""
 
 from .chat import adopt, guard
-from .processor import seeing
+from .processor import seeing, showing
 from .stream import StreamDecoder, TextStreamer
 from .template import check_template, render
 from .tokenizer import tokenizer_from_gguf
@@ -17,5 +17,6 @@ __all__ = [
     "guard",
     "render",
     "seeing",
+    "showing",
     "tokenizer_from_gguf",
 ]

@@ -5,11 +5,29 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from jinja2 import TemplateError
+
+from torch_foundry.core.load_errors import LoadError
+
 from .images import in_parts
 
 # What transformers renders in place of the template: the text that has been rendered already.
 _PASS_ON = "{{ messages[-1]['content'][0]['text'] }}"
 _OPTIONS = ("return_tensors", "return_dict", "processor_kwargs")
+# Before a template that knows no images: contents become texts.
+_TEXTS = """\
+{%- set texts = namespace(messages=[]) -%}\
+{%- for message in messages -%}\
+{%- set text = namespace(content=message.content) -%}\
+{%- if message.content and message.content is not string -%}\
+{%- set text.content = '' -%}\
+{%- for part in message.content -%}\
+{%- set text.content = text.content + (IMAGE if part.type == 'image' else part.text) -%}\
+{%- endfor -%}\
+{%- endif -%}\
+{%- set texts.messages = texts.messages + [dict(message, content=text.content)] -%}\
+{%- endfor -%}\
+{%- set messages = texts.messages -%}"""
 
 
 def seeing(kind: type, tokenizer: Any, **parts: Any) -> Any:
@@ -18,6 +36,25 @@ def seeing(kind: type, tokenizer: Any, **parts: Any) -> Any:
     parts: what else it is made of; None: it is shown no videos, which would need torchvision, or hears nothing.
     """
     return _seeing(kind)(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **parts)
+
+
+def showing(tokenizer: Any, image: str) -> Any:
+    """The template of a tokenizer of `guard`, which writes `image` for one: behind what makes texts of the messages, if
+    that helps, and it doesn't by itself."""
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return template
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
+
+    def shows(template: str) -> bool:
+        try:
+            text = tokenizer.apply_chat_template(asked, chat_template=template, tokenize=False)
+        except (LoadError, TemplateError):  # it takes texts alone
+            return False
+        return image.strip() in text and "What?" in text
+
+    of_texts = _TEXTS.replace("IMAGE", repr(image)) + template
+    return of_texts if not shows(template) and shows(of_texts) else template
 
 
 class Seeing:

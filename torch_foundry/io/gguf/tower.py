@@ -30,24 +30,28 @@ class Tower:
     the decoder's file. keys: hyperparameters. slots: tensors; those with "{}" in their names are of each layer, and
     stack those of layers whose features go beyond the tower, too. In slots' shapes stand H: hidden size, F:
     feed-forward, Q: all heads, D: a head, C: colours, P: a side of a patch, L: all of a patch, T: pictures in it, N:
-    places in a table, B: tables, M: what patches have that become a token, W: all of their pixels, O: the decoder's
-    hidden size. options: groups of tensors that a file has or not, by the field of the config that says which.
-    activation: of the config, by what a file says. settings: of values and sizes. tokens: of the vocabulary, by the
-    config's fields for their ids. named: what the processor calls tokens. processor: its class, and that of the one for
-    images.
+    places in a table, S: those of a square, B: tables, M: what patches have that become a token, W: all of their
+    pixels, I: the projector's own size, O: the decoder's hidden size. options: groups of tensors that a file has or
+    not, by the field of the config that says which. activation: of the config, by what a file says. settings: of values
+    and sizes. tokens: of the vocabulary, by the config's fields for their ids. named: what the processor calls tokens.
+    processor: its class, and that of the one for images.
     """
 
     models: Mapping[str, tuple[str, str]]
     keys: tuple[Key, ...]
     slots: tuple[Slot, ...]
     settings: Callable[[Values, Sizes], Settings]
-    tokens: Mapping[str, str]
+    tokens: dict[str, str]
     processor: tuple[str, str]
     activation: Mapping[str, str]
-    named: Mapping[str, str] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
     spare: Mapping[str, str] = field(default_factory=dict)  # tokens in place of those that older vocabularies lack
     stack: tuple[Slot, ...] = ()
     options: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
+    meaning: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # of options without and with their tensors
+    written: str = ""  # the name of the token that texts have for an image, where the decoder's template knows none
+    in_parts: Tower | None = None  # what files hold that say at which sizes images are cut
+    unread: tuple[str, ...] = ()  # parameters [H] that files lack, as nothing depends on them
     kind: str = ""  # of the tower's config, where the whole's has any
     decoder: str = "model.language_model."
     raised: str = ""  # the norm that files have with 1 added

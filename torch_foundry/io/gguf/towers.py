@@ -5,91 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torch_foundry.io.gguf.keys import REQUIRED, Key
+from torch_foundry.io.gguf.class_towers import CLASS_TOWERS
+from torch_foundry.io.gguf.keys import REQUIRED
 from torch_foundry.io.gguf.qwen_towers import QWEN_TOWERS
+from torch_foundry.io.gguf.siglip_towers import SIGLIP_FIELDS, SIGLIP_TOWERS
 from torch_foundry.io.gguf.slots import Slot
 from torch_foundry.io.gguf.tower import IMAGE_SIZE, MERGE, SCALE, Settings, Sizes, Tower, Values, both, tower_keys
-
-SIGLIP_FIELDS = {
-    **{"block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads"},
-    **{"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "patch_size": "patch_size"},
-    **{"image_size": "image_size", "attention.layer_norm_epsilon": "layer_norm_eps"},
-}
-GELU = {"gelu": "gelu_pytorch_tanh"}
-
-
-def _siglip(prefix: str) -> tuple[Slot, ...]:
-    layer, own = "v.blk.{}.", prefix + "encoder.layers.{}."
-    return (
-        *both("v.patch_embd", prefix + "embeddings.patch_embedding", "H C P P"),
-        Slot("v.position_embd.weight", prefix + "embeddings.position_embedding.weight", "N H"),
-        *both(layer + "ln1", own + "layer_norm1", "H"),
-        *both(layer + "ln2", own + "layer_norm2", "H"),
-        *both(layer + "attn_q", own + "self_attn.q_proj", "H H"),
-        *both(layer + "attn_k", own + "self_attn.k_proj", "H H"),
-        *both(layer + "attn_v", own + "self_attn.v_proj", "H H"),
-        *both(layer + "attn_out", own + "self_attn.out_proj", "H H"),
-        *both(layer + "ffn_up", own + "mlp.fc1", "F H"),
-        *both(layer + "ffn_down", own + "mlp.fc2", "H F"),
-        *both("v.post_ln", prefix + "post_layernorm", "H"),
-    )
-
-
-def _gemma3(values: Values, sizes: Sizes) -> Settings:
-    side = values["image_size"] // values["patch_size"] // (values["projector.scale_factor"] or 4)
-    size = {"height": values["image_size"], "width": values["image_size"]}
-    return Settings(
-        {"vision_use_head": False}, {"mm_tokens_per_image": side**2}, {"size": size}, {"image_seq_length": side**2}
-    )
-
-
-GEMMA3 = Tower(
-    models={"gemma3": ("gemma3", "")},
-    keys=tower_keys(SIGLIP_FIELDS, IMAGE_SIZE, SCALE),
-    slots=(
-        *_siglip("model.vision_tower."),
-        Slot("mm.input_projection.weight", "model.multi_modal_projector.mm_input_projection_weight", "H O"),
-        Slot("mm.soft_emb_norm.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight", "H"),
-    ),
-    settings=_gemma3,
-    tokens={
-        **{"image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>"},
-        "eoi_token_index": "<end_of_image>",
-    },
-    named={"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
-    processor=("Gemma3Processor", "Gemma3ImageProcessorPil"),
-    activation=GELU,
-    kind="siglip_vision_model",
-    raised="mm.soft_emb_norm.weight",
-    spare={"<image_soft_token>": "<unused0>"},  # the first files' vocabularies end before it
-)
-
-
-def _idefics3(values: Values, sizes: Sizes) -> Settings:
-    scale, edge = values["projector.scale_factor"], {"longest_edge": values["image_size"]}
-    tokens = (values["image_size"] // values["patch_size"] // scale) ** 2
-    longest = {"longest_edge": values["preproc_image_size"] or values["image_size"]}
-    return Settings({}, {"scale_factor": scale}, {"size": longest, "max_image_size": edge}, {"image_seq_len": tokens})
-
-
-IDEFICS3 = Tower(
-    models={"llama": ("idefics3", "")},
-    keys=tower_keys(
-        SIGLIP_FIELDS,
-        *(IMAGE_SIZE, replace(SCALE, default=REQUIRED)),
-        Key("preproc_image_size", "", int, 1, 1 << 14),
-    ),
-    slots=(
-        *_siglip("model.vision_model."),
-        Slot("mm.model.fc.weight", "model.connector.modality_projection.proj.weight", "O M"),
-    ),
-    settings=_idefics3,
-    tokens={"image_token_id": "<image>"},
-    processor=("Idefics3Processor", "Idefics3ImageProcessorPil"),
-    activation=GELU,
-    kind="idefics3_vision",
-    decoder="model.text_model.",
-)
 
 
 def _pixtral(values: Values, sizes: Sizes) -> Settings:
@@ -250,10 +171,10 @@ UNIFIED = replace(  # Gemma 4 12B: patches go to the decoder without layers of t
 )
 
 TOWERS: dict[str, Tower] = {
-    "gemma3": GEMMA3,
     "gemma4uv": UNIFIED,
     "gemma4v": GEMMA4,
-    "idefics3": IDEFICS3,
     "pixtral": PIXTRAL,
+    **CLASS_TOWERS,
     **QWEN_TOWERS,
+    **SIGLIP_TOWERS,
 }
