@@ -172,7 +172,7 @@ folder("H5", "generation_config.json: max_new_tokens -1", "CONFIG",
 folder("H7", "tokenizer.json empty", "TOKENIZER", file("tokenizer.json", b""))
 folder("H9", "tokenizer.json an empty object", "TOKENIZER", file("tokenizer.json", b"{}"))
 folder("I1", "tokenizer.json 100 000 brackets", "TOKENIZER", file("tokenizer.json", b"[" * 100_000))
-folder("I3", "tokenizer.json absent", "TOKENIZER", file("tokenizer.json", None))
+folder("I3", "tokenizer.json absent", "VOCAB_MISSING", file("tokenizer.json", None))
 folder("I5", "tokenizer.json of 1 GiB (sparse)", "TOKENIZER", file("tokenizer.json", Sparse(b"{", 1 << 30)))
 folder("I7", "tokenizer: merges of tokens that aren't there", "TOKENIZER", file("tokenizer.json", json.dumps(
     {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}).encode()))  # fmt: skip

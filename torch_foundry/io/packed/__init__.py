@@ -9,7 +9,7 @@ from typing import Any
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.hf import registration
 from torch_foundry.io.container import Container
-from torch_foundry.io.packed import bitsandbytes, compressed_tensors, foundry, fp8, gptq_awq, mlx, mxfp4
+from torch_foundry.io.packed import bitsandbytes, compressed_tensors, foundry, fp8, gptq_awq, mlx, modelopt, mxfp4
 from torch_foundry.io.packed.blocks import Parts, Settings
 from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.weights import Weight, WeightReader
@@ -24,6 +24,7 @@ METHODS: dict[str, Reader] = {
     "fp8": fp8.weights,
     "fbgemm_fp8": fp8.weights,
     "compressed-tensors": compressed_tensors.weights,
+    "modelopt": modelopt.weights,
     **dict.fromkeys(registration.METHODS, foundry.weights),
 }
 

@@ -1,6 +1,7 @@
 """FP8: `NAME.weight` of 8-bit floats (E4M3), with `NAME.weight_scale_inv` or `NAME.weight_scale` beside it, by which
 it is multiplied whatever that is called. There is a scale for a square of weights (DeepSeek's and Qwen's files), for a
-group, for a row (those of compressed-tensors and fbgemm) or for the matrix.
+group, for a row (those of compressed-tensors and fbgemm) or for the matrix. ModelOpt gives each dimension of a grid of
+squares another one of 1.
 
 Activations are not quantised, whatever the settings say of them: their factors are left out.
 """
@@ -85,9 +86,11 @@ class _Matrix:
             raise parts.error("PACK_SHAPE", name, "a matrix, or those of experts", list(shape))
         *experts, rows, columns = shape
         given = parts.part(scales, ("f32", "bf16", "f16", "f8_e8m0", "u8")).shape
+        given = given[::2] if len(given) == 4 and given[1::2] == (1, 1) else given
         if square is not None:
             grid = (*experts, -(-rows // square[0]), -(-columns // square[1]))
-            parts.part(scales, (parts.container.tensors[scales].format,), grid)
+            if given != grid:
+                raise parts.error("PACK_SHAPE", scales, str(list(grid)), list(given))
         else:
             grid = (*given, *(1,) * (len(shape) - len(given)))
             if given == (1,):
