@@ -18,6 +18,7 @@ WIDE_CALLS = {
         (
             "altup_correct",
             "linear",
+            "rope_attention",
             "rope_kv",
             "attention",
             "moe_glu",
@@ -63,6 +64,7 @@ CRUMBS = {
     "cli.doctor": "a subcommand",
     "cli.profile": "a subcommand",
     "diagnostics.importance": "a public function",
+    "io.packed.modelopt": "a layout of weights, registered by its import",
     "io.packed.mxfp4": "a layout of weights, registered by its import",
     "ops.head_linear": "an op",
     "ops.permute": "an op",

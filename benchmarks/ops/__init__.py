@@ -6,7 +6,7 @@ import dataclasses
 
 from benchmarks.cases import Case, Op, Sizes
 from benchmarks.models import Model
-from benchmarks.ops.attention import ATTENTION, ROPE_KV
+from benchmarks.ops.attention import ATTENTION, ROPE_ATTENTION, ROPE_KV
 from benchmarks.ops.fused import NORM_GLU, NORM_LINEAR, NORM_QKV
 from benchmarks.ops.matrices import EMBEDDING, LINEAR
 from benchmarks.ops.moe import MOE_DOWN, MOE_GLU
@@ -25,6 +25,7 @@ OPS: dict[str, Op] = {
     "glu": GLU,
     "rope_kv": ROPE_KV,
     "attention": ATTENTION,
+    "rope_attention": ROPE_ATTENTION,
     "embedding": EMBEDDING,
 }
 

@@ -15,6 +15,7 @@ from torch_foundry import ops
 from torch_foundry.core.limits import KV_BLOCK
 from torch_foundry.quant.kv import FORMATS, pack_rows
 from torch_foundry.testing import reference as plain
+from torch_foundry.testing import reference_attention
 
 
 def _rope_inputs(case: Case, g: torch.Generator) -> Given:
@@ -112,4 +113,41 @@ ATTENTION = Op(
     cost=_attention_cost,
     shapes=_attention_shapes,
     caches=True,
+)
+
+
+def _new_inputs(case: Case, g: torch.Generator) -> Given:
+    heads, kv, d = case.heads
+    angles = torch.rand(1, 1, d, generator=g, device=g.device) * 6
+    return {
+        **{name: normal(g, case.dtype, 1, 1, n * d) for name, n in (("q", heads), ("k", kv), ("v", kv))},
+        **{name: normal(g, case.dtype, 1, kv, case.n, d) for name in ("k_cache", "v_cache")},
+        **{name: normal(g, case.dtype, d) for name in ("q_norm", "k_norm")},
+        "cos": angles.cos().to(case.dtype),
+        "sin": angles.sin().to(case.dtype),
+    }
+
+
+def _new(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(k_cache: Tensor, format: str, **given: Tensor) -> Tensor:
+        tokens, d = k_cache.shape[2:]
+        return op(**given, k_cache=k_cache, kv_len=tokens, head_dim=d, scale=d**-0.5, eps=1e-6)
+
+    return call
+
+
+def _new_cost(case: Case, row: int) -> tuple[int, int]:
+    flops, moved = _attention_cost(case, row)
+    heads, kv, d = case.heads
+    return flops + 6 * (heads + kv) * d, moved + 4 * kv * d * case.dtype.itemsize
+
+
+ROPE_ATTENTION = Op(
+    run=_new(ops.rope_attention),
+    stock=_new(reference_attention.rope_attention),
+    stock_is="the operations of transformers",
+    truth=_new(reference_attention.rope_attention),
+    inputs=_new_inputs,
+    cost=_new_cost,
+    shapes=lambda m, s: ({"where": "decode", "rows": 1, "n": keys, "heads": m.heads} for keys in s.keys),
 )

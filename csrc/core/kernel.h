@@ -75,12 +75,15 @@ public:
   KernelKey(const char* file, const char* function, std::initializer_list<KernelArgument> arguments = {},
             Constants constants = {})
       : file_(file), function_(function) {
-    add(arguments);
-    for (const auto& [index, value] : constants) given_ |= 1u << index, values_ |= uint32_t(value) << index;
+    add(arguments).set(constants);
   }
   KernelKey& add(std::initializer_list<KernelArgument> arguments) {
     TORCH_INTERNAL_ASSERT(count_ + arguments.size() <= kMostArguments, file_, ": too many template arguments");
     for (const KernelArgument& argument : arguments) arguments_[count_++] = argument;
+    return *this;
+  }
+  KernelKey& set(Constants constants) {
+    for (const auto& [index, value] : constants) given_ |= 1u << index, values_ |= uint32_t(value) << index;
     return *this;
   }
   bool operator==(const KernelKey& other) const;
@@ -88,7 +91,7 @@ public:
   Kernel kernel() const;
 
 private:
-  static constexpr size_t kMostArguments = 10;
+  static constexpr size_t kMostArguments = 14;
   const char *file_, *function_;
   uint32_t given_ = 0, values_ = 0; // constants, a bit for each index
   uint32_t count_ = 0;

@@ -6,6 +6,7 @@
 #include "core/quant_table.h"
 #include "core/tuning.h"
 #include "attention/kv_store.h"
+#include "ops/heads.h"
 #include "ops/kv.h"
 #include "ops/layout.h"
 #include "ops/limits.h"
@@ -39,6 +40,13 @@ bool can_multiply_matrices(const at::Tensor& q, const KvStore& keys, const KvSto
   return q.scalar_type() != at::kFloat && fits(keys) && fits(values);
 }
 
+// What decode's kernels are chosen by; without products of matrices where there are none.
+AttentionChoice choose(const at::Tensor& q, const KvStore& keys, const KvStore& values, bool value_queries) {
+  AttentionChoice choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, keys.columns);
+  if (choice.lanes == simd_width && (value_queries || !can_multiply_matrices(q, keys, values))) choice.lanes = 8;
+  return choice;
+}
+
 void check_columns(const char* name, int64_t columns, const at::Tensor& tensor) {
   TORCH_CHECK(columns % kHeadDimStep == 0 && columns >= kLeastHeadDim && columns <= kMostHeadDim, name,
               ": expected a head_dim of ", kLeastHeadDim, " to ", kMostHeadDim, " in steps of ", kHeadDimStep, ", got ",
@@ -50,8 +58,10 @@ struct Inputs {
   const at::Tensor &q, &k_cache, &v_cache;
   const OptionalTensor &mask, &sinks, &kv_start, &step, &rows, &table, &value_queries;
 
-  void bind(Launch& launch) const { // q stands in for what is not read
-    launch.in(q).in(k_cache).in(v_cache).in(mask).in(sinks);
+  void bind(Launch& launch, bool writes_caches = false) const { // q stands in for what is not read
+    launch.in(q);
+    for (const at::Tensor* cache : {&k_cache, &v_cache}) writes_caches ? launch.inout(*cache) : launch.in(*cache);
+    launch.in(mask).in(sinks);
     launch.in_or(kv_start, q).in_or(step, q).in_or(rows, q).in_or(table, q);
   }
 };
@@ -117,8 +127,7 @@ struct Call : Inputs {
     wide_sinks = sinks && sinks->scalar_type() == at::kFloat;
     const int64_t row_bytes = k_cache.size(3) * k_cache.itemsize() + v_cache.size(3) * v_cache.itemsize();
     min_bytes = q.nbytes() + y.nbytes() + B.value() * K * kv_len * row_bytes;
-    choice = attention_choice(q.device(), dense_format(q.scalar_type()).index, D);
-    if (choice.lanes == simd_width && (value_queries || !can_multiply_matrices(q, keys, values))) choice.lanes = 8;
+    choice = choose(q, keys, values, value_queries.has_value());
     const bool prompt = value_queries && L.value() > attention_decode_max_queries; // it has work for all: few splits
     args.keys = prompt ? attention_near / 2 : choice.keys;
     args.far_keys = prompt ? 1u << 30 : choice.far_keys;
@@ -164,15 +173,16 @@ void prefill(const Call& call) {
 
 // Query rows of a threadgroup, which read the keys together: those of a group, unless that would leave most of the GPU
 // idle. Registers: rows * columns / 32 sums a lane, 32 of them, or 64 for a group's sake. Threadgroup memory: queries
-// and weights.
-int rows_together(const Call& call) {
+// and weights, or heads that are made.
+int rows_together(const Call& call, bool makes_heads) {
   const AttentionChoice& choice = call.choice;
   const int64_t columns = call.keys.columns, widest = std::max<int64_t>(columns, call.values.columns);
   if (choice.lanes == simd_width) return call.args.group > 8 && widest <= 128 ? 16 : 8;
   const auto fits = [&](int rows) {
     const bool of_one_group = rows / 2 < static_cast<int>(call.args.group);
     const int64_t queries = columns + (call.value_queries ? call.values.columns : 0);
-    const int64_t floats = rows * (queries + choice.simdgroups * 2 * simd_width);
+    const int64_t own = std::max<int64_t>(rows * 2 * simd_width, makes_heads ? simd_width * head_elements(widest) : 0);
+    const int64_t floats = rows * queries + choice.simdgroups * own;
     return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
   };
   const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
@@ -181,18 +191,39 @@ int rows_together(const Call& call) {
   return rows;
 }
 
-KernelKey decode_kernel(const Call& call, int rows) {
+// Heads of a new token, which a decode kernel makes before it attends (attention_heads.h).
+struct MadeHeads {
+  const NewHeads& heads;
+  const HeadsTo& to;
+
+  void bind(Launch& launch) const {
+    launch.in(heads.new_k()).in(heads.new_v()).in(to.cos).in(to.sin).in_or(to.positions, heads.q);
+    launch.in(heads.q_norm).in(heads.k_norm);
+  }
+};
+
+KernelKey decode_kernel(const Call& call, int rows, const MadeHeads* made) {
   const int simdgroups = call.choice.simdgroups, lanes = call.choice.lanes;
   if (lanes == simd_width)
     return call.kernel("attention_decode_matrix.metal", "attention_decode_matrix").add({rows / 8, simdgroups});
   KernelKey key = call.kernel("attention_decode.metal", "attention_decode").add({rows, simdgroups, lanes});
-  return call.value_queries ? key.add({int(call.values.columns)}) : key;
+  if (call.value_queries || made) key.add({call.value_queries ? int(call.values.columns) : 0});
+  if (made) {
+    const char* table = metal_type(made->to.table_type(call.q.scalar_type()));
+    key.add({table, made->heads.kind(), call.keys.format.writer, call.values.format.writer});
+  }
+  return key.set({{FC_ATTENTION_NEW, made != nullptr},
+                  {FC_ROPE_ROTATE, made && made->to.cos},
+                  {FC_ROPE_NORM, made && made->heads.norm},
+                  {FC_ROPE_NORM_V, made && made->heads.norm_values},
+                  {FC_ROPE_NORM_ROWS, made && made->heads.norm_rows},
+                  {FC_ROPE_NORM_LATE, made && made->heads.norm_late}});
 }
 
-void decode(Call& call) {
+void decode(Call& call, const MadeHeads* made = nullptr) {
   const int64_t columns = call.values.columns;
   call.args.splits = attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys);
-  const int64_t splits = call.args.splits, out_rows = call.y.numel() / columns, rows = rows_together(call);
+  const int64_t splits = call.args.splits, out_rows = call.y.numel() / columns, rows = rows_together(call, made);
 
   at::Tensor partial_y = call.y, partials = call.y; // stand-ins: not touched when there is one split
   if (splits > 1) {
@@ -200,10 +231,11 @@ void decode(Call& call) {
     partial_y = at::empty({out_rows, splits, columns}, floats);
     partials = at::empty({out_rows, splits, 2}, floats);
   }
-  Launch launch(call.q.device(), decode_kernel(call, rows));
-  call.bind(launch);
+  Launch launch(call.q.device(), decode_kernel(call, rows, made));
+  call.bind(launch, made);
   launch.out(call.y).out(partial_y).out(partials).args(call.args).min_bytes(call.min_bytes);
   if (call.choice.lanes != simd_width) launch.in_or(call.value_queries, call.q);
+  if (made) made->bind(launch);
   const uint32_t threads = simd_width * call.choice.simdgroups;
   launch.run(per_row(ceil_div(call.grouped_rows(), rows), threads, call.heads(), splits));
   if (splits == 1) return;
@@ -221,6 +253,33 @@ void decode(Call& call) {
                 : per_row(out_rows, simd_width * attention_merge_simdgroups, parts));
 }
 
+// What scores pass through, and the keys that are seen.
+void set_scores(Call& call, double scale, bool causal, int64_t window, double softcap) {
+  TORCH_CHECK(window >= 0, "window: expected 0 (none) or a positive number of keys, got ", window);
+  TORCH_CHECK(std::isfinite(softcap) && softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
+  call.args.scale = finite("scale", scale);
+  call.args.softcap = static_cast<float>(softcap);
+  call.args.causal = causal;
+  call.args.window = u32(std::min<int64_t>(window, INT32_MAX));
+}
+
+// Whether the elements of decode's partial results can be counted.
+bool fits(const Call& call) {
+  return call.y.numel() * attention_splits(call.args.kv_len, call.args.keys, call.args.far_keys) <= INT32_MAX;
+}
+
+at::Tensor attend(Call& call) {
+  if (call.y.numel() == 0) return call.y;
+  if (call.args.kv_len == 0) return call.y.zero_();
+  TORCH_CHECK(!call.value_queries || fits(call), "value_queries: ", call.q.sizes(), " of ", call.args.kv_len,
+              " keys are too many at a time");
+  if (call.value_queries || (call.q.size(2) <= attention_decode_max_queries && fits(call)))
+    decode(call);
+  else
+    prefill(call);
+  return call.y;
+}
+
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache, int64_t kv_len,
                      double scale, const OptionalTensor& mask, bool causal, int64_t window, double softcap,
                      const OptionalTensor& kv_start, const OptionalTensor& step, const OptionalTensor& rows,
@@ -228,22 +287,43 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k_cache, const at::T
                      OptionalName v_format, const OptionalTensor& value_queries) {
   Call call({q, k_cache, v_cache, mask, sinks, kv_start, step, rows, block_table, value_queries}, k_format, v_format,
             kv_len);
-  TORCH_CHECK(window >= 0, "window: expected 0 (none) or a positive number of keys, got ", window);
-  TORCH_CHECK(std::isfinite(softcap) && softcap >= 0, "softcap: expected 0 (none) or a positive number, got ", softcap);
-  call.args.scale = finite("scale", scale);
-  call.args.softcap = static_cast<float>(softcap);
-  call.args.causal = causal;
-  call.args.window = u32(std::min<int64_t>(window, INT32_MAX));
+  set_scores(call, scale, causal, window, softcap);
+  return attend(call);
+}
+
+at::Tensor rope_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& cos,
+                          const OptionalTensor& sin, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                          int64_t kv_len, int64_t head_dim, double scale, const OptionalTensor& positions,
+                          const OptionalTensor& step, const OptionalTensor& q_norm, const OptionalTensor& k_norm,
+                          double eps, std::string_view kind, const OptionalTensor& rows,
+                          const OptionalTensor& block_table, OptionalName k_format, OptionalName v_format, bool v_norm,
+                          bool interleaved, bool rotate_first, bool gated, const OptionalTensor& mask, bool causal,
+                          int64_t window, double softcap, const OptionalTensor& sinks) {
+  check("q", q).dim(3);
+  const int64_t tokens = q.size(1);
+  TORCH_CHECK(kv_len >= tokens, "kv_len: expected at least the ", tokens, " new tokens, got ", kv_len);
+  const HeadsTo to{cos,  sin,  positions,   k_cache,  v_cache,  kv_len - tokens,
+                   step, rows, block_table, k_format, v_format, interleaved};
+  const NewHeads heads(q, k, v, to, {head_dim, q_norm, k_norm, eps, kind, v_norm, rotate_first, gated});
+  const KvStore keys = kv_store("k_cache", k_cache, k_format), values = kv_store("v_cache", v_cache, v_format);
+  // A group's queries lie in one threadgroup of attention by matrices, which would make them one after the other.
+  const bool together = tokens == 1 && std::max(keys.columns, values.columns) <= attention_made_columns &&
+                        choose(q, keys, values, false).lanes != simd_width;
+  const at::Tensor queries = together ? q.as_strided({q.size(0), heads.args.n_heads, 1, head_dim},
+                                                     {q.stride(0), heads.args.q_head, q.stride(1), 1})
+                                      : heads.empty_queries();
+  const OptionalTensor none;
+  Call call({queries, k_cache, v_cache, mask, sinks, none, step, rows, block_table, none}, k_format, v_format, kv_len);
+  set_scores(call, scale, causal, window, softcap);
+  if (!together) { // which writes to the caches: behind all checks
+    rope_and_write(heads, to, queries);
+    return attend(call);
+  }
   if (call.y.numel() == 0) return call.y;
-  if (kv_len == 0) return call.y.zero_();
-  const int64_t partial = // elements of decode's partial results
-      call.y.numel() * attention_splits(u32(kv_len), call.args.keys, call.args.far_keys);
-  TORCH_CHECK(!value_queries || partial <= INT32_MAX, "value_queries: ", q.sizes(), " of ", kv_len,
-              " keys are too many at a time");
-  if (value_queries || (q.size(2) <= attention_decode_max_queries && partial <= INT32_MAX))
-    decode(call);
-  else
-    prefill(call);
+  TORCH_CHECK(fits(call), "kv_len: ", kv_len, " keys for queries of ", q.sizes(), " are too many at a time");
+  call.args.heads = heads.args;
+  const MadeHeads made{heads, to};
+  decode(call, &made);
   return call.y;
 }
 
@@ -254,5 +334,13 @@ FOUNDRY_OP("attention(Tensor q, Tensor k_cache, Tensor v_cache, SymInt kv_len, f
            "Tensor? rows=None, Tensor? block_table=None, Tensor? sinks=None, str? k_format=None, "
            "str? v_format=None, Tensor? value_queries=None) -> Tensor",
            "attention", attention)
+
+FOUNDRY_OP("rope_attention(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor(a!) k_cache, "
+           "Tensor(b!) v_cache, SymInt kv_len, SymInt head_dim, float scale, Tensor? positions=None, "
+           "Tensor? step=None, Tensor? q_norm=None, Tensor? k_norm=None, float eps=0.0, str kind=\"llama\", "
+           "Tensor? rows=None, Tensor? block_table=None, str? k_format=None, str? v_format=None, "
+           "bool v_norm=False, bool interleaved=False, bool rotate_first=False, bool gated=False, "
+           "Tensor? mask=None, bool causal=True, SymInt window=0, float softcap=0.0, Tensor? sinks=None) -> Tensor",
+           "rope_attention", rope_attention)
 
 } // namespace foundry

@@ -1,4 +1,4 @@
-// Rows of a table of any format, looked up by id: y = scale * dtype(W[ids]).
+// Rows of a table of any format, looked up by id: y = scale * dtype(W[ids]), then + residual.
 #include "embedding/embedding.h"
 
 #include "core/op.h"
@@ -20,7 +20,7 @@ template <typename Id> void check_ids(const at::Tensor& ids, int64_t vocab) {
 }
 
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalName format, at::ScalarType dtype,
-                     double scale, bool first_if_unknown) {
+                     double scale, bool first_if_unknown, const OptionalTensor& residual) {
   const WeightMatrix w = weight_matrix("weight", weight, format);
   check("ids", ids).dtype({at::kLong, at::kInt}).device(weight);
   std::vector<int64_t> shape = ids.sizes().vec();
@@ -29,13 +29,18 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalNa
   check_output_size(ids.numel(), w.k);
   at::Tensor y = at::empty(shape, weight.options().dtype(dtype));
   check("output", y).floating();
+  if (residual) {
+    check("residual", *residual).like(y).contiguous();
+    check_same_shape("residual", *residual, "the output", y);
+  }
   if (y.numel() == 0) return y;
 
   const bool wide_ids = ids.scalar_type() == at::kLong;
   if (ids.is_cpu() && !first_if_unknown) wide_ids ? check_ids<int64_t>(ids, w.n) : check_ids<int32_t>(ids, w.n);
   const bool aligned = w.format.packed() || (w.k % chunk == 0 && aligned_rows(weight));
   const KernelKey key("embedding.metal", "embedding",
-                      {w.format.policy, dtype, wide_ids ? "long" : "int", aligned ? 8 : 1});
+                      {w.format.policy, dtype, wide_ids ? "long" : "int", aligned ? 8 : 1},
+                      {{FC_EMBEDDING_RESIDUAL, residual.has_value()}});
   const uint32_t row_threads = ceil_div(w.k, chunk);
   const EmbeddingArgs args{
       u32(w.n), u32(w.k), u32(w.row_blocks), row_threads, first_if_unknown, factor, rows_of("ids", ids.unsqueeze(-1))};
@@ -43,9 +48,10 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalNa
   Launch(weight.device(), key)
       .in(ids)
       .in(weight)
+      .in(residual)
       .out(y)
       .args(args)
-      .min_bytes(ids.nbytes() + ids.numel() * row_bytes + y.nbytes())
+      .min_bytes(ids.nbytes() + ids.numel() * row_bytes + y.nbytes() * (residual ? 2 : 1))
       .run(per_element(ids.numel() * row_threads));
   return y;
 }
@@ -53,7 +59,7 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight, OptionalNa
 } // namespace
 
 FOUNDRY_OP("embedding(Tensor ids, Tensor weight, str? format, ScalarType dtype, float scale=1.0, "
-           "bool first_if_unknown=False) -> Tensor",
+           "bool first_if_unknown=False, Tensor? residual=None) -> Tensor",
            "embedding", embedding)
 
 } // namespace foundry

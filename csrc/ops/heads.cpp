@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "ops/rms_norm.h"
 
 namespace foundry {
 namespace {
@@ -54,6 +55,13 @@ std::pair<int64_t, int64_t> check_caches(const at::Tensor& like, int64_t batch, 
     args.has_rows = 1;
   }
   return {capacity, values.columns};
+}
+
+// Heads in x[batch, tokens, heads * dim].
+int64_t heads_in(const char* name, const at::Tensor& x, int64_t dim) {
+  TORCH_CHECK(x.size(2) % dim == 0, name, ": expected a last dimension of a multiple of head_dim=", dim, ", got ",
+              x.sizes());
+  return x.size(2) / dim;
 }
 
 } // namespace
@@ -108,7 +116,7 @@ RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int
   args.q_len = u32(tokens);
   args.n_heads = u32(n_heads);
   args.n_kv_heads = u32(n_kv_heads);
-  args.head_dim = u32(head_dim);
+  args.head_dim = args.q_head = u32(head_dim);
   args.value_dim = u32(value_dim);
   args.rotary_dim = to.cos ? u32(R) : 0;
   args.start = u32(to.step || to.rows ? capacity - tokens : to.start);
@@ -128,6 +136,51 @@ RopeKvArgs heads_args(const at::Tensor& like, int64_t batch, int64_t tokens, int
   args.v_cache_batch = u32(to.v_cache.stride(0)), args.v_cache_head = u32(to.v_cache.stride(1));
   args.v_cache_token = u32(to.v_cache.stride(2));
   return args;
+}
+
+NewHeads::NewHeads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const HeadsTo& to,
+                   const HeadOptions& options)
+    : q(q), k(k), v(v), q_norm(options.q_norm), k_norm(options.k_norm), norm_values(options.v_norm),
+      norm_late(options.rotate_first) {
+  const int64_t head_dim = options.head_dim;
+  TORCH_CHECK(head_dim > 0 && head_dim % 2 == 0, "head_dim: expected a positive even number, got ", head_dim);
+  TORCH_CHECK(q_norm.has_value() == k_norm.has_value(), "k_norm: expected both q_norm and k_norm, or neither");
+  TORCH_CHECK(q_norm || !norm_values, "v_norm: expected q_norm and k_norm along with it");
+  Dim B("batch"), L("tokens"), Q("heads*head_dim"), K("kv_heads*head_dim"), V("kv_heads*value_dim");
+  check("q", q).floating().shape({B, L, Q}).last_dim_contiguous();
+  check("k", k).like(q).shape({B, L, K}).last_dim_contiguous();
+  check("v", v).like(q).shape({B, L, V}).last_dim_contiguous();
+  const int64_t q_head = head_dim * (options.gated ? 2 : 1);
+  const int64_t n_heads = heads_in("q", q, q_head), n_kv_heads = heads_in("k", k, head_dim);
+  args = heads_args(q, B, L, n_heads, n_kv_heads > 0 ? n_kv_heads : to.k_cache.size(1), head_dim, to);
+  args.n_kv_heads = u32(n_kv_heads);
+  check_pages("k_cache", to.k_cache).disjoint("k", k).disjoint("q", q);
+  check_pages("v_cache", to.v_cache).disjoint("v", v);
+  TORCH_CHECK(V.value() == n_kv_heads * args.value_dim && args.value_dim % 2 == 0,
+              "v: expected kv_heads * value_dim = ", n_kv_heads, " * ", args.value_dim, ", value_dim even, got ",
+              v.sizes());
+  norm_rows = false;
+  if (q_norm) {
+    const auto of_row = [&](const at::Tensor& norm, int64_t row) { return norm.numel() == row && row != head_dim; };
+    norm_rows = of_row(*q_norm, Q) || of_row(*k_norm, K);
+    Dim D("head_dim", head_dim);
+    check("q_norm", *q_norm).like(q).shape({norm_rows ? Q : D}).contiguous();
+    check("k_norm", *k_norm).like(q).shape({norm_rows ? K : D}).contiguous();
+    args.eps = norm.emplace(options.kind, options.eps).eps;
+    args.q_row = {rms_norm_threads(Q), u32(rms_norm_vector(q, *q_norm))};
+    args.k_row = {rms_norm_threads(K), u32(rms_norm_vector(k, *k_norm))};
+  }
+  TORCH_CHECK(norm || !norm_late, "rotate_first: expected q_norm and k_norm, which come after the rotation");
+  TORCH_CHECK(!norm_rows || !(norm_late || norm_values || options.gated),
+              norm_late     ? "rotate_first"
+              : norm_values ? "v_norm"
+                            : "gated",
+              ": expected q_norm and k_norm of head_dim=", head_dim, ", got those of all heads");
+  TORCH_CHECK(!to.deinterleave || (to.interleaved && !norm), "deinterleave: expected interleaved heads without norms");
+  args.q_head = u32(q_head);
+  args.q_batch = u32(q.stride(0)), args.q_token = u32(q.stride(1));
+  args.k_batch = u32(k.stride(0)), args.k_token = u32(k.stride(1));
+  args.v_batch = u32(v.stride(0)), args.v_token = u32(v.stride(1));
 }
 
 } // namespace foundry

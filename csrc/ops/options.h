@@ -38,6 +38,7 @@ inline constexpr Activation kActivations[] = {{"silu", "Silu", activation_silu},
                                               {"gelu_tanh", "GeluTanh", activation_gelu_tanh},
                                               {"gelu", "Gelu", activation_gelu},
                                               {"sigmoid", "Sigmoid", activation_sigmoid},
+                                              {"relu", "Relu", activation_relu},
                                               {"relu2", "Relu2", activation_relu2},
                                               {"softplus", "Softplus", activation_softplus},
                                               {"clamped_swiglu", "ClampedSwiglu", activation_clamped_swiglu, true}};

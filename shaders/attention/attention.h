@@ -1,5 +1,6 @@
 // Host and GPU share this: arguments, function constants and tuning of attention_decode.metal.
 #pragma once
+#include "attention/rope_kv.h"
 #include "common/portable.h"
 
 #define FC_ATTENTION_MASK 0       // a mask is bound
@@ -8,6 +9,7 @@
 #define FC_ATTENTION_SINKS 3      // each head has a score that adds to the sum of the weights
 #define FC_ATTENTION_WIDE_SINKS 4 // they are float32, not q's type
 #define FC_ATTENTION_PAGED 5      // keys and values lie in pages
+#define FC_ATTENTION_NEW 11       // heads are made first; 6 to 10 and 12 are those of rope_kv.h
 
 namespace foundry {
 
@@ -19,6 +21,7 @@ FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than t
 FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to here, to fill the GPU,
 FOUNDRY_CONST uint32_t attention_middle = 16384;          // those of twice that up to here, and longer ones beyond
 FOUNDRY_CONST uint32_t attention_merge_simdgroups = 16;   // they take the splits in turn
+FOUNDRY_CONST uint32_t attention_made_columns = 256;      // of heads that it makes; wider ones don't fit into registers
 
 // Prefill: a simdgroup takes 8 query rows of up to so many columns; of wider ones, two take half of the columns each.
 FOUNDRY_CONST uint32_t attention_prefill_simdgroups = 4, attention_prefill_columns = 256;
@@ -50,8 +53,9 @@ struct AttentionArgs {
   uint32_t table_row;  // pages: elements of a sequence's row of the table; k_batch and v_batch are those of a page
   uint32_t page_shift; // log2 of the tokens of a page
   uint32_t two_1024;   // kv_two_1024: a constant that the compiler knows would cost an instruction beside each mask
+  RopeKvArgs heads;    // of a new token, where those are made first
 };
-static_assert(sizeof(AttentionArgs) == 32 * 4, "shared with the host");
+static_assert(sizeof(AttentionArgs) == 32 * 4 + sizeof(RopeKvArgs), "shared with the host");
 
 // Splits that `length` keys are in.
 inline uint32_t attention_splits(uint32_t length, uint32_t keys, uint32_t far_keys) {

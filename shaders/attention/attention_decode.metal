@@ -2,23 +2,24 @@
 // Visible keys of a query are a range (causal, window, left padding) and, where bound, a mask; a query that sees nothing
 // gives zeros. Grouped-query heads share every read of K and V.
 // Here: decode. attention_prefill.metal: prefill.
-#include "attention/attention_scores.h"
+#include "attention/attention_heads.h"
 
 // KStore, VStore: how keys and values are stored (kv_store.h). D, DV: their columns. ROWS: queries of a threadgroup.
 // SIMDS: simdgroups. LANES: lanes that read a key. U: columns of the value queries, DV or none, whose products with the
 // values are part of the scores. Mask: its element (uchar: keep; otherwise added to the score). A lane owns a key of
-// each tile, and COLS columns of the output.
+// each tile, and COLS columns of the output. Table .. VOut: of heads that are made first (attention_heads.h).
 // foundry-lint: instance(attention_decode<half, uchar, DenseKv<half>, DenseKv<half>, 64, 64, 1, 4, 8>)
 // foundry-lint: instance(attention_decode<float, float, DenseKv<float>, DenseKv<half>, 96, 80, 2, 8, 1>)
 // foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 512, 512, 4, 4, 8>)
 // foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 64, 512, 4, 4, 8, 512>)
 // foundry-lint: instance(attention_decode<half, half, [FOUNDRY_KV_FORMATS]<128>, [FOUNDRY_KV_FORMATS]<128>, 128, 128, 4, 4, 8>)
+// foundry-lint: instance(attention_decode<half, uchar, Q8Kv<128>, DenseKv<half>, 128, 128, 2, 4, 8, 0, float, Llama, Q8KvOut, DenseOut<half>>)
 template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV, int ROWS, int SIMDS, int LANES,
-          int U = 0>
+          int U = 0, typename Table = NotNew, typename Kind = NotNew, typename KOut = NotNew, typename VOut = NotNew>
 [[kernel]] void attention_decode(
     device const T* q [[buffer(0)]],
-    device const typename KStore::unit* k_cache [[buffer(1)]],
-    device const typename VStore::unit* v_cache [[buffer(2)]],
+    device typename CacheUnit<KStore, Table>::type* k_cache [[buffer(1)]],
+    device typename CacheUnit<VStore, Table>::type* v_cache [[buffer(2)]],
     device const Mask* mask [[buffer(3), function_constant(has_mask)]],
     device const T* sinks [[buffer(4), function_constant(has_sinks)]],
     device const int* kv_start [[buffer(5)]],
@@ -30,6 +31,13 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     device AttentionPartial* partials [[buffer(11)]],
     constant AttentionArgs& args [[buffer(12)]],
     device const T* value_queries [[buffer(13)]],
+    device const T* k [[buffer(14), function_constant(has_new)]],
+    device const T* v [[buffer(15), function_constant(has_new)]],
+    device const typename TableOf<Table>::type* cosines [[buffer(16), function_constant(has_rope)]],
+    device const typename TableOf<Table>::type* sines [[buffer(17), function_constant(has_rope)]],
+    device const int* positions [[buffer(18), function_constant(has_new)]],
+    device const T* q_norm [[buffer(19), function_constant(has_head_norm)]],
+    device const T* k_norm [[buffer(20), function_constant(has_head_norm)]],
     uint3 tgid [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
@@ -37,34 +45,48 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
   constexpr int threads = SIMDS * 32;
   constexpr int COLS = Columns<VStore, DV>::each;
   using Merge = SplitMerge<ROWS, SIMDS, DV>;
-  constexpr int q_floats = ROWS * (D + U), p_floats = SIMDS * 2 * ROWS * 32;
-  // First the scaled queries and the softmax weights of each simdgroup, in the end what the simdgroups have gathered.
+  using Made = MadeHeads<T, Table, Kind, KOut, VOut>;
+  constexpr int q_floats = ROWS * (D + U), own_floats = Made::floats(D, DV, 2 * ROWS * 32);
+  constexpr int p_floats = SIMDS * own_floats;
+  // First the scaled queries and each simdgroup's heads that it makes, then softmax weights, in the end what the
+  // simdgroups have gathered.
   threadgroup float4 shared[(Merge::floats > q_floats + p_floats ? Merge::floats : q_floats + p_floats) / 4];
   threadgroup AttentionPartial gathered[SIMDS][ROWS];
   threadgroup float* q_tile = (threadgroup float*)shared;
-  threadgroup float* p_tile = q_tile + q_floats + simdgroup * (2 * ROWS * 32);
+  threadgroup float* p_tile = q_tile + q_floats + simdgroup * own_floats;
 
   const DecodeTile work = decode_tile<ROWS>(args, tgid);
   const KvExtent keys = kv_extent(args, step, rows, work.batch);
   const int start = args.has_kv_start ? kv_start[work.batch] : 0;
   if (work.split >= max(used_splits(args, keys.length), 1u)) return;
 
-  for (int i = int(tid); i < ROWS * D / 4; i += threads) {
+  const KeyRange mine = split_keys(args, work.split);
+  const KvRows<KStore> k_rows =
+      rows_of<KStore>(args, k_cache, table, work.batch, args.k_batch, work.kv_head * args.k_head, args.k_token);
+  const KvRows<VStore> v_rows =
+      rows_of<VStore>(args, v_cache, table, work.batch, args.v_batch, work.kv_head * args.v_head, args.v_token);
+  const ScaledQueries<Scores<KStore, D, ROWS, LANES>> queries{q_tile, D, args.scale};
+  const Made made{{q, k, v, cosines, sines, positions, q_norm, k_norm}};
+  made.template make<ROWS, SIMDS, D, DV>(args, work, keys, mine, k_rows, v_rows, queries, p_tile, lane, simdgroup);
+  const int used = work.n_rows - work.first_row;
+  for (int i = used * D + int(tid); Made::any && i < ROWS * D; i += threads)
+    q_tile[i] = 0.0f;
+  for (int i = int(tid); !Made::any && i < ROWS * D / 4; i += threads) {
     const int r = i / (D / 4), column = (i % (D / 4)) * 4;
-    float v[4];
-    load_row(q + work.query_row(args, r) + column, v);
+    float x[4];
+    load_row(q + work.query_row(args, r) + column, x);
     const int to = r * (D / 4) + Scores<KStore, D, ROWS, LANES>::q_index(i % (D / 4));
-    shared[to] = float4(v[0], v[1], v[2], v[3]) * args.scale;
+    shared[to] = float4(x[0], x[1], x[2], x[3]) * args.scale;
   }
   threadgroup float4* u_tile = shared + ROWS * D / 4;
   for (int i = int(tid); U > 0 && i < ROWS * U / 4; i += threads) {
     const int r = i / (DV / 4), column = (i % (DV / 4)) * 4;
-    float v[4];
-    load_row(value_queries + work.value_query_row(args, r) + column, v);
+    float x[4];
+    load_row(value_queries + work.value_query_row(args, r) + column, x);
     const int to = r * (DV / 4) + Scores<VStore, DV, ROWS, LANES>::q_index(i % (DV / 4));
-    u_tile[to] = float4(v[0], v[1], v[2], v[3]) * args.scale;
+    u_tile[to] = float4(x[0], x[1], x[2], x[3]) * args.scale;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup_barrier(Made::any ? mem_flags::mem_device | mem_flags::mem_threadgroup : mem_flags::mem_threadgroup);
 
   KeyRange range[ROWS];
   device const Mask* mask_row[ROWS];
@@ -73,14 +95,9 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     mask_row[r] = has_mask ? mask + work.mask_row(args, r) + keys.shift : nullptr;
   }
   KeyRange all = seen_by_any(args, keys, work.query(args, 0), work.query(args, ROWS - 1), start);
-  const KeyRange mine = split_keys(args, work.split);
   all.begin = max(all.begin, mine.begin);
   all.end = all.begin < min(all.end, mine.end) ? min(all.end, mine.end) : 0;  // what nobody sees may be NaN
 
-  const KvRows<KStore> k_rows =
-      rows_of<KStore>(args, k_cache, table, work.batch, args.k_batch, work.kv_head * args.k_head, args.k_token);
-  const KvRows<VStore> v_rows =
-      rows_of<VStore>(args, v_cache, table, work.batch, args.v_batch, work.kv_head * args.v_head, args.v_token);
   const uint own_column = (lane < uint(Columns<VStore, DV>::lanes) ? lane : 0) * COLS;
   float largest[ROWS], sum[ROWS], acc[ROWS][COLS];
   for (int r = 0; r < ROWS; ++r) {

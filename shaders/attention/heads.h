@@ -20,10 +20,9 @@ METAL_FUNC Pair pair_of(constant RopeKvArgs& args, uint head, uint i) {
   return {2 * i, 2 * i + 1, rotates, i};
 }
 
-// Where a pair's elements are written.
-METAL_FUNC Pair written_pair(constant RopeKvArgs& args, Pair pair) {
-  if (pair.rotates && args.deinterleave) return {pair.column, pair.column + args.rotary_dim / 2, true, pair.column};
-  return pair;
+// The column of cos and sin for element i of the rotated part, and where it goes if pairs are written apart.
+METAL_FUNC uint angle_of(constant RopeKvArgs& args, uint i) {
+  return args.interleaved ? i / 2 + i % 2 * (args.rotary_dim / 2) : i;
 }
 
 // Offsets of a token's cos and sin for a head.
@@ -41,21 +40,11 @@ METAL_FUNC Angles angles_of(constant RopeKvArgs& args, device const int* positio
           batch * args.sin_batch + token * args.sin_token + keys};
 }
 
-// Rotates a pair's elements a and b; cos_row and sin_row: of its token and head.
-template <typename Table>
-METAL_FUNC void rotate_pair(constant RopeKvArgs& args, Pair pair, device const Table* cos_row,
-                            device const Table* sin_row, thread float& a, thread float& b) {
-  const uint i = pair.column, j = i + args.rotary_dim / 2;
-  const float x = a, y = b;
-  a = x * float(cos_row[i]) - y * float(sin_row[i]);
-  b = y * float(cos_row[j]) + x * float(sin_row[j]);
-}
-
 // A head of a new token as it comes from the projections.
 template <typename T>
 METAL_FUNC device const T* head_in(constant RopeKvArgs& args, uint batch, uint token, uint head, device const T* q,
                                    device const T* k, device const T* v) {
-  if (head < args.n_heads) return q + batch * args.q_batch + token * args.q_token + head * args.head_dim;
+  if (head < args.n_heads) return q + batch * args.q_batch + token * args.q_token + head * args.q_head;
   head -= args.n_heads;
   if (head < args.n_kv_heads) return k + batch * args.k_batch + token * args.k_token + head * args.head_dim;
   return v + batch * args.v_batch + token * args.v_token + (head - args.n_kv_heads) * args.value_dim;

@@ -1,17 +1,13 @@
 // rope_kv_dense.metal for caches of every kind (kv_store.h): packed, in pages, of another dtype, or of sequences that
-// are filled differently. A simdgroup owns a head: it is made in threadgroup memory, rounded to T as everywhere, and
-// written from there.
-#include "attention/heads.h"
+// are filled differently. A simdgroup owns a head, which is rounded to T as everywhere; keys and values are packed from
+// threadgroup memory.
+#include "attention/new_heads.h"
 
 #include "attention/kv_pack.h"
-#include "attention/rope_constants.h"
-#include "attention/row_norm.h"
-#include "norm/norm_kinds.h"
 
 using namespace metal;
 using namespace foundry;
 
-constant bool has_norm [[function_constant(FC_ROPE_NORM)]];
 constant bool in_pages [[function_constant(FC_ROPE_PAGED)]];
 
 // Where a new token's row is, or that it is nowhere: one of those that a sequence does not have.
@@ -37,9 +33,10 @@ METAL_FUNC KvSlot kv_slot(constant RopeKvArgs& args, device const int* step, dev
   return {page < args.pages, page, uint(slot) & ((1u << args.page_shift) - 1)};
 }
 
-// foundry-lint: instance(rope_kv<half, float, Llama, [FOUNDRY_KV_FORMATS]Out, [FOUNDRY_KV_FORMATS]Out>)
-// foundry-lint: instance(rope_kv<bfloat, bfloat, Gemma, DenseOut<bfloat>, DenseOut<half>>)
-template <typename T, typename Table, typename Kind, typename KStore, typename VStore>
+// foundry-lint: instance(rope_kv<half, float, Llama, [FOUNDRY_KV_FORMATS]Out, [FOUNDRY_KV_FORMATS]Out, 4>)
+// foundry-lint: instance(rope_kv<bfloat, bfloat, Gemma, DenseOut<bfloat>, DenseOut<half>, 16>)
+// EACH: elements of a head that a lane has.
+template <typename T, typename Table, typename Kind, typename KStore, typename VStore, int EACH>
 [[kernel]] void rope_kv(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -52,70 +49,35 @@ template <typename T, typename Table, typename Kind, typename KStore, typename V
     device typename VStore::unit* v_cache [[buffer(8)]],
     device T* q_out [[buffer(9)]],
     constant RopeKvArgs& args [[buffer(10)]],
-    device const T* q_norm [[buffer(11), function_constant(has_norm)]],
-    device const T* k_norm [[buffer(12), function_constant(has_norm)]],
+    device const T* q_norm [[buffer(11), function_constant(has_head_norm)]],
+    device const T* k_norm [[buffer(12), function_constant(has_head_norm)]],
     device const int* rows [[buffer(13)]],
     device const int* table [[buffer(14)]],
     uint group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float made[rope_store_simdgroups][norm_rope_max_head_dim];
+  threadgroup float rounded[rope_store_simdgroups][32 * EACH];
   const uint heads = args.n_heads + 2 * args.n_kv_heads, index = group * rope_store_simdgroups + simdgroup;
   const bool busy = index < args.rows * heads;
   const uint safe = busy ? index : 0;
   const uint head = safe % heads, row = safe / heads, token = row % args.q_len, batch = row / args.q_len;
-  const bool value = is_value(args, head);
-  const uint columns = value ? args.value_dim : args.head_dim;
-  device const T* in = head_in(args, batch, token, head, q, k, v);
-  const Angles angles = angles_of(args, positions, batch, token, head);
-  threadgroup float* x = made[simdgroup];
-
-  float squares = 0.0f;
-  for (uint i = lane; i < columns / 2; i += simd_width) {
-    const Pair pair = pair_of(args, head, i);
-    float a = float(in[pair.first]), b = float(in[pair.second]);
-    if (has_rope && pair.rotates && args.rotate_first) {
-      rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a, b);
-      a = float(T(a)), b = float(T(b));
-    }
-    const Pair to = written_pair(args, pair);
-    x[to.first] = a;
-    x[to.second] = b;
-    squares = fma(a, a, fma(b, b, squares));
-  }
-  const float inverse = !has_norm      ? 1.0f
-                        : has_row_norm ? inverse_of_row(args, batch, token, head, q, k, lane)
-                                       : rsqrt(simd_sum(squares) / float(columns) + args.eps);
-  for (uint i = lane; i < columns / 2; i += simd_width) {
-    const Pair pair = written_pair(args, pair_of(args, head, i));
-    float a = x[pair.first], b = x[pair.second];
-    if (has_norm && !value) {
-      device const T* norm_weight = norm_of(args, head, q_norm, k_norm);
-      a = float(T(Kind::template apply<T>(a * inverse, float(norm_weight[pair.first]))));
-      b = float(T(Kind::template apply<T>(b * inverse, float(norm_weight[pair.second]))));
-    } else if (has_norm_v) {
-      a *= inverse;
-      b *= inverse;
-    }
-    if (has_rope && pair.rotates && !args.rotate_first)
-      rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a, b);
-    x[pair.first] = float(T(a));
-    x[pair.second] = float(T(b));
-  }
+  const NewHeads<T, Table, Kind> made{q, k, v, cosines, sines, positions, q_norm, k_norm};
+  Head<EACH> x{batch, token, head};
+  made.read(args, x, lane);
+  made.make(args, has_head_norm, x, rounded[simdgroup], lane);
+  if (busy && head < args.n_heads)
+    x.template write<T>(args, q_out + ((batch * args.n_heads + head) * args.q_len + token) * args.head_dim, lane);
+  x.template write<float>(args, (threadgroup float*)rounded[simdgroup], lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
-
-  if (busy && head < args.n_heads) {
-    device T* out = q_out + ((batch * args.n_heads + head) * args.q_len + token) * args.head_dim;
-    for (uint i = lane; i < columns; i += simd_width)
-      out[i] = T(x[i]);
-  } else if (busy) {
+  if (busy && head >= args.n_heads) {
     const KvSlot at = kv_slot(args, step, rows, table, batch, token);
     const uint kv_head = (head - args.n_heads) % args.n_kv_heads;
     const uint k_row = kv_head * args.k_cache_head + at.slot * args.k_cache_token;
     const uint v_row = kv_head * args.v_cache_head + at.slot * args.v_cache_token;
-    if (at.exists && value)
-      VStore::store(v_cache + ulong(at.page) * args.v_cache_batch + v_row, x, columns, lane);
+    threadgroup const float* row = rounded[simdgroup];
+    if (at.exists && is_value(args, head))
+      VStore::store(v_cache + ulong(at.page) * args.v_cache_batch + v_row, row, args.value_dim, lane);
     else if (at.exists)
-      KStore::store(k_cache + ulong(at.page) * args.k_cache_batch + k_row, x, columns, lane);
+      KStore::store(k_cache + ulong(at.page) * args.k_cache_batch + k_row, row, args.head_dim, lane);
   }
 }

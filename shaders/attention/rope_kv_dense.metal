@@ -1,11 +1,8 @@
 // Rotary embedding of q and k, and the write of k and v into the cache, in one launch; with an RMSNorm of each q and k
 // head before or after it, or of all heads at once before it, where a model has those. cos and sin may be wider than T;
 // between reading and the one rounding at the end all is f32.
-#include "attention/heads.h"
+#include "attention/new_heads.h"
 
-#include "attention/rope_constants.h"
-#include "attention/row_norm.h"
-#include "norm/norm_kinds.h"
 #include "common/vec.h"
 
 using namespace metal;
@@ -86,9 +83,9 @@ template <typename T, typename Table, int VEC>
   store(out + (moves ? pair.column + args.rotary_dim / 2 : second), b);
 }
 
-// A simdgroup owns a head, a lane every 32nd pair of it.
-// foundry-lint: instance(norm_rope_kv_dense<half, float, Llama>)
-template <typename T, typename Table, typename Kind>
+// A simdgroup owns a head, a lane EACH elements of it.
+// foundry-lint: instance(norm_rope_kv_dense<half, float, Llama, 4>)
+template <typename T, typename Table, typename Kind, int EACH>
 [[kernel]] void norm_rope_kv_dense(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -107,49 +104,14 @@ template <typename T, typename Table, typename Kind>
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint simdgroups [[simdgroups_per_threadgroup]]) {
-  constexpr uint most = norm_rope_max_head_dim / 64;
+  threadgroup float memory[rope_store_simdgroups][32 * EACH];
   const uint heads = args.n_heads + 2 * args.n_kv_heads, index = group * simdgroups + simdgroup;
   if (index >= args.rows * heads)
     return;
   const uint head = index % heads, row = index / heads, token = row % args.q_len, batch = row / args.q_len;
-  device const T* in = head_in(args, batch, token, head, q, k, v);
-  device T* out = head_out(args, step, batch, token, head, q_out, k_cache, v_cache);
-  const bool value = is_value(args, head);
-  const uint columns = value ? args.value_dim : args.head_dim, pairs = columns / 2;
-  const Angles angles = angles_of(args, positions, batch, token, head);
-
-  float a[most], b[most], squares = 0.0f;
-  for (uint n = 0; n < most; ++n) {
-    const uint i = lane + n * simd_width;
-    if (i < pairs) {
-      const Pair pair = pair_of(args, head, i);
-      a[n] = float(in[pair.first]);
-      b[n] = float(in[pair.second]);
-      if (has_rope && pair.rotates && args.rotate_first) {
-        rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a[n], b[n]);
-        a[n] = float(T(a[n])), b[n] = float(T(b[n]));
-      }
-      squares = fma(a[n], a[n], fma(b[n], b[n], squares));
-    }
-  }
-  const float inverse = has_row_norm ? inverse_of_row(args, batch, token, head, q, k, lane)
-                                     : rsqrt(simd_sum(squares) / float(columns) + args.eps);
-  device const T* norm_weight = norm_of(args, head, q_norm, k_norm);
-  for (uint n = 0; n < most; ++n) {
-    const uint i = lane + n * simd_width;
-    if (i < pairs) {
-      const Pair pair = pair_of(args, head, i);
-      if (!value) {
-        a[n] = float(T(Kind::template apply<T>(a[n] * inverse, float(norm_weight[pair.first]))));
-        b[n] = float(T(Kind::template apply<T>(b[n] * inverse, float(norm_weight[pair.second]))));
-      } else if (has_norm_v) {
-        a[n] *= inverse;
-        b[n] *= inverse;
-      }
-      if (has_rope && pair.rotates && !args.rotate_first)
-        rotate_pair(args, pair, cosines + angles.cosines, sines + angles.sines, a[n], b[n]);
-      out[pair.first] = T(a[n]);
-      out[pair.second] = T(b[n]);
-    }
-  }
+  const NewHeads<T, Table, Kind> made{q, k, v, cosines, sines, positions, q_norm, k_norm};
+  Head<EACH> x{batch, token, head};
+  made.read(args, x, lane);
+  made.make(args, true, x, memory[simdgroup], lane);
+  x.template write<T>(args, head_out(args, step, batch, token, head, q_out, k_cache, v_cache), lane);
 }

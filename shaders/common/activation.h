@@ -37,6 +37,12 @@ struct Softplus {
   static float slope(float x) { return sigmoid(x); }
 };
 
+// NaN stays NaN.
+struct Relu {
+  static float apply(float x) { return x < 0.0f ? 0.0f : x; }
+  static float slope(float x) { return x > 0.0f ? 1.0f : 0.0f; } // torch's at 0
+};
+
 // relu(x)^2. NaN stays NaN.
 struct Relu2 {
   static float apply(float x) { return x < 0.0f ? 0.0f : x * x; }

@@ -2,6 +2,8 @@
 #pragma once
 #include "common/rows.h"
 
+#define FC_EMBEDDING_RESIDUAL 0 // function constant: a residual is added to the rows
+
 namespace foundry {
 
 struct EmbeddingArgs {

@@ -11,6 +11,7 @@ METAL_FUNC float activate(uint activation, float v) {
   case activation_gelu_tanh: return GeluTanh::apply(v);
   case activation_gelu: return Gelu::apply(v);
   case activation_sigmoid: return Sigmoid::apply(v);
+  case activation_relu: return Relu::apply(v);
   case activation_relu2: return Relu2::apply(v);
   case activation_softplus: return Softplus::apply(v);
   default: return v;

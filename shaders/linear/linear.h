@@ -56,6 +56,7 @@ FOUNDRY_CONST uint32_t activation_sigmoid = 4;
 FOUNDRY_CONST uint32_t activation_clamped_swiglu = 5; // of a gate and up together
 FOUNDRY_CONST uint32_t activation_relu2 = 6;
 FOUNDRY_CONST uint32_t activation_softplus = 7;
+FOUNDRY_CONST uint32_t activation_relu = 8;
 
 // y[m, n] = residual[m, n] + scale * activation(sum_k x[m, k] W[n, k] + bias[n]). The epilogue is chosen at run time by
 // uniform branches: as function constants its 16 forms would each be a compiled variant.

@@ -4,7 +4,8 @@
 //
 // A token with q, k, v and beta changes a head's state S [keys, values], which decays by d, to
 //   S' = d S + k e^T,   e = beta (v - d S^T k),   and gives   o = S'^T q = d S^T q + (k . q) e.
-// So S is read once: its products with k and with q are summed over the rows together.
+// So S is read once: its products with k and with q are summed over the rows together. In Kimi's delta attention each
+// row of S has a decay of its own: a head has D = DK of them, not one.
 #include "mixers/gated_delta.h"
 
 #include "mixers/gated_delta_inputs.h"
@@ -12,9 +13,10 @@
 using namespace metal;
 using namespace foundry;
 
-// foundry-lint: instance(gated_delta<half, float, 128, 128, 4>)
-// foundry-lint: instance(gated_delta<float, float, 96, 192, 4>)
-template <typename T, typename Gate, int DK, int DV, int W>
+// foundry-lint: instance(gated_delta<half, float, 128, 128, 1, 4>)
+// foundry-lint: instance(gated_delta<half, float, 128, 128, 128, 4>)
+// foundry-lint: instance(gated_delta<float, float, 96, 192, 1, 4>)
+template <typename T, typename Gate, int DK, int DV, int D, int W>
 [[kernel]] void gated_delta(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -39,7 +41,7 @@ template <typename T, typename Gate, int DK, int DV, int W>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int groups = int(gated_delta_simdgroups(DV)), threads = groups * 32;
   constexpr int rows = (DK + groups - 1) / groups, columns = (DV + 31) / 32, row_columns = (DK + 31) / 32;
-  threadgroup float qkv[2 * DK + DV], sums[2][groups][DV], changes[DV], squares[8];
+  threadgroup float qkv[2 * DK + DV], decays[D], sums[2][groups][DV], changes[DV], squares[8];
 
   const uint heads = args.key_heads * args.per_key, head = group.x;
   const uint key_head = head / args.per_key, sub_head = head % args.per_key;
@@ -57,7 +59,6 @@ template <typename T, typename Gate, int DK, int DV, int W>
       const uint row = simdgroup * rows + r, column = lane + 32 * c;
       state[r][c] = begin != 0 && row < DK && column < DV ? before[row * DV + column] : 0.0f;
     }
-  const float rate = -exp(float(a_log[head])), dt = float(dt_bias[head]);
 
   for (uint t = 0; t < tokens; ++t) {
     const uint token = first + t, number = begin + 1 + (tokens < args.slots ? t : 0);
@@ -85,6 +86,10 @@ template <typename T, typename Gate, int DK, int DV, int W>
         for (int w = 0; w < W; ++w)
           conv_states[(slot * channels + channel) * W + w] = last[w];
     }
+    for (uint d = tid; d < D; d += threads) {
+      const float step = float(a[offset(args.a, token, key_head, sub_head) + d]) + float(dt_bias[head * D + d]);
+      decays[d] = exp(log_decay(step, float(a_log[head]), args));
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     float qq = 0.0f, kk = 0.0f, qk = 0.0f;
@@ -97,16 +102,16 @@ template <typename T, typename Gate, int DK, int DV, int W>
     }
     const float q_scale = rsqrt(simd_sum(qq) + 1e-6f) * rsqrt(float(DK)), k_scale = rsqrt(simd_sum(kk) + 1e-6f);
     qk = simd_sum(qk) * q_scale * k_scale;
-    const float decay = exp(rate * softplus(float(a[offset(args.a, token, key_head, sub_head)]) + dt));
     const float beta = args.beta_scale * sigmoid(float(b[offset(args.b, token, key_head, sub_head)]));
 
-    float keys[rows], with_k[columns], with_q[columns];
+    float keys[rows], with_k[columns], with_q[columns], decay = decays[0];
     for (int c = 0; c < columns; ++c)
       with_k[c] = with_q[c] = 0.0f;
     for (int r = 0; r < rows; ++r) {
       const uint row = simdgroup * rows + r;
       keys[r] = row < DK ? qkv[DK + row] * k_scale : 0.0f;
       const float query = row < DK ? qkv[row] * q_scale : 0.0f;
+      if (D > 1) decay = row < DK ? decays[row] : 0.0f;
       for (int c = 0; c < columns; ++c) {
         state[r][c] *= decay;
         with_k[c] = fma(state[r][c], keys[r], with_k[c]);
@@ -143,7 +148,7 @@ template <typename T, typename Gate, int DK, int DV, int W>
       float square = 0.0f;
       for (int c = 0; c < columns; ++c)
         square += squares[c];
-      const float gate = Silu::apply(float(z[offset(args.z, token, key_head, sub_head) + tid]));
+      const float gate = output_gate(float(z[offset(args.z, token, key_head, sub_head) + tid]), args);
       const float normed = o * rsqrt(square / float(DV) + args.eps);
       y[(token * heads + head) * DV + tid] = T(normed * float(norm_weight[tid]) * gate);
     }

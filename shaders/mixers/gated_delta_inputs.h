@@ -27,4 +27,14 @@ METAL_FUNC float convolve(thread const T (&inputs)[W], device const T* weight, f
   return Silu::apply(sum);
 }
 
+// The logarithm of what a state decays by, of `step`: the projection with its bias.
+METAL_FUNC float log_decay(float step, float a_log, constant GatedDeltaArgs& args) {
+  const float rate = metal::exp(a_log);
+  return args.log_bound == 0.0f ? -rate * softplus(step) : args.log_bound * sigmoid(rate * step);
+}
+
+METAL_FUNC float output_gate(float z, constant GatedDeltaArgs& args) {
+  return args.sigmoid_gate != 0 ? sigmoid(z) : Silu::apply(z);
+}
+
 } // namespace foundry

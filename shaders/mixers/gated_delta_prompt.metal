@@ -1,13 +1,15 @@
 // The gated delta rule over many tokens, a chunk at a time, by matrix products. Four launches: the inputs of the
-// recurrence (convolution, norms, gates) go to rows of floats, what chunks need of each other's tokens to matrices, the
-// recurrence puts outputs in the place of values, and the gated norm takes them from there.
+// recurrence (convolution, norms, gates) go to rows of floats, what a chunk's tokens need of each other to matrices
+// (gated_delta_solve.metal), the recurrence puts outputs in the place of values, and the gated norm takes them from
+// there.
 //
 // In a chunk that begins with state S, with D[i] the product of the decays up to token i, the changes E of its tokens,
 //   e_i = beta_i (v_i - D[i] S^T k_i - sum over j < i of D[i] / D[j] (k_i . k_j) e_j),
 // are T (V - D K S), T being the inverse of a triangular matrix times beta; with A, the changes' weights in outputs,
 //   o_i = D[i] S^T q_i + sum over j <= i of A[i][j] e_j, A[i][j] = D[i] / D[j] (q_i . k_j),
 // and the state behind it is D[last] S + sum over i of D[last] / D[i] k_i e_i^T. T and A need no state, so those of all
-// chunks are computed at once.
+// chunks are computed at once. Where each row of S has a decay of its own, D is a vector, and queries and keys come as
+// D[i] * q_i, D[i] * k_i and D[last] / D[i] * k_i.
 #include "mixers/gated_delta.h"
 
 #include "common/matrix_pairs.h"
@@ -18,10 +20,11 @@
 using namespace metal;
 using namespace foundry;
 
-// A row is all channels after convolution and norms, then log decays, then betas, of all value heads. A simdgroup
-// makes what one head of q, k or v has of it, of four tokens, whose windows of the convolution overlap.
-// foundry-lint: instance(gated_delta_inputs<half, float, 128, 128, 4>)
-template <typename T, typename Gate, int DK, int DV, int W>
+// A row is all channels after convolution and norms, then log decays, D of each value head, then their betas. A
+// simdgroup makes what one head of q, k or v has of it, of four tokens, whose windows of the convolution overlap.
+// foundry-lint: instance(gated_delta_inputs<half, float, 128, 128, 1, 4>)
+// foundry-lint: instance(gated_delta_inputs<half, float, 128, 128, 128, 4>)
+template <typename T, typename Gate, int DK, int DV, int D, int W>
 [[kernel]] void gated_delta_inputs(
     device const T* q [[buffer(0)]],
     device const T* k [[buffer(1)]],
@@ -44,7 +47,7 @@ template <typename T, typename Gate, int DK, int DV, int W>
   const uint tokens = runs[group.y * args.runs_stride + 1], first = runs[group.y * args.runs_stride];
   if (tokens < args.slots) return;
   const uint heads = args.key_heads * args.per_key, key_channels = args.key_heads * DK;
-  const uint channels = 2 * key_channels + heads * DV, width = channels + 2 * heads;
+  const uint channels = 2 * key_channels + heads * DV, width = channels + (D + 1) * heads;
   const uint begin = count[group.y * args.count_stride];
   device const int* slots = table + group.y * args.table_stride;
   device const T* before = conv_states + ulong(begin == 0 ? 0 : slots[begin % args.slots]) * channels * W;
@@ -89,77 +92,16 @@ template <typename T, typename Gate, int DK, int DV, int W>
       const float scale = is_value ? 1.0f : is_key ? unit : unit * rsqrt(float(DK));
       for (int c = 0; c < most; ++c)
         if (int(lane) + 32 * c < columns) to[channel + lane + 32 * c] = found[c] * scale;
-      if (is_value && lane == 0) {
+      if (is_value) {
         const uint token = first + (t < tokens ? t : 0);
-        const float step = float(a[offset(args.a, token, key_head, sub_head)]) + float(dt_bias[head]);
+        for (uint d = lane; d < D; d += 32) {
+          const float step = float(a[offset(args.a, token, key_head, sub_head) + d]) + float(dt_bias[head * D + d]);
+          to[channels + head * D + d] = t < tokens ? log_decay(step, float(a_log[head]), args) : 0.0f;
+        }
         const float beta = args.beta_scale * sigmoid(float(b[offset(args.b, token, key_head, sub_head)]));
-        to[channels + head] = t < tokens ? -exp(float(a_log[head])) * softplus(step) : 0.0f;
-        to[channels + heads + head] = t < tokens ? beta : 0.0f;
+        if (lane == 0) to[channels + heads * D + head] = t < tokens ? beta : 0.0f;
       }
     }
-  }
-}
-
-// T and A of a chunk of a value head, a threadgroup for each.
-// foundry-lint: instance(gated_delta_solve<128, 128>)
-template <int DK, int DV>
-[[kernel]] void gated_delta_solve(
-    device const float* rows [[buffer(0)]],
-    device const int* runs [[buffer(1)]],
-    device float* solved [[buffer(2)]], // [chunks, heads, 2, chunk, chunk]
-    constant GatedDeltaArgs& args [[buffer(3)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    uint3 groups [[threadgroups_per_grid]],
-    uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float keys[chunk][chunk], queries[chunk][chunk], logs[chunk], betas[chunk];
-  const uint tokens = runs[group.y * args.runs_stride + 1];
-  if (tokens < args.slots) return;
-  const uint heads = args.key_heads * args.per_key, key_channels = args.key_heads * DK, head = group.x;
-  const uint channels = 2 * key_channels + heads * DV, width = channels + 2 * heads;
-  const uint first = first_row(runs, args.runs_stride, group.y);
-  for (uint start = group.z * chunk; start < tokens; start += groups.z * chunk) {
-    device const float* row = rows + ulong(first + start) * width;
-    device const float* q = row + head / args.per_key * DK;
-    device const float* k = q + key_channels;
-    device float* of_changes = solved + (ulong((first + start) / chunk) * heads + head) * (2 * chunk * chunk);
-    device float* of_outputs = of_changes + chunk * chunk;
-    threadgroup_barrier(mem_flags::mem_threadgroup); // the chunk before is done with
-    if (simdgroup == 0) {
-      logs[lane] = row[lane * width + channels + head];
-      betas[lane] = row[lane * width + channels + heads + head];
-    }
-    for (uint tile = simdgroup; tile < tiles * (tiles + 1) / 2; tile += 4) { // products of tokens with those up to each
-      uint i = 0, j = tile;
-      for (; j > i; ++i)
-        j -= i + 1;
-      Matrix sums[2], left[2], right; // of k, and of q
-      sums[0] = sums[1] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      for (int r = 0; r < DK / 8; ++r) {
-        simdgroup_load(right, k + ulong(j * 8) * width + r * 8, width, ulong2(0, 0), true);
-        simdgroup_load(left[0], k + ulong(i * 8) * width + r * 8, width);
-        simdgroup_load(left[1], q + ulong(i * 8) * width + r * 8, width);
-        multiply_accumulate_near_2x1(sums, left, right);
-      }
-      simdgroup_store(sums[0], &keys[i * 8][j * 8], chunk);
-      simdgroup_store(sums[1], &queries[i * 8][j * 8], chunk);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float log = logs_between(logs, lane, simdgroup * 8); // between token `lane` and `to`
-    for (uint to = simdgroup * 8; to < simdgroup * 8 + 8; ++to) {
-      log += to > lane ? logs[to] : 0.0f;
-      keys[to][lane] = lane < to ? -betas[to] * exp(log) * keys[to][lane] : 0.0f;
-      of_outputs[to * chunk + lane] = lane <= to ? exp(log) * queries[to][lane] : 0.0f;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (simdgroup == 0) // a column each, by forward substitution; queries are done with
-      for (int t = 0; t < chunk; ++t) {
-        float sum = t == int(lane) ? betas[lane] : 0.0f;
-        for (int j = 0; j < t; ++j)
-          sum = fma(keys[t][j], queries[j][lane], sum);
-        queries[t][lane] = sum;
-        of_changes[t * chunk + lane] = sum;
-      }
   }
 }
 
@@ -174,8 +116,9 @@ METAL_FUNC float2 sum_of_quarters(threadgroup const float2 (&sums)[4][tiles][2][
 }
 
 // A threadgroup has 16 columns of a value head's state, a simdgroup a quarter of their rows, in registers.
-// foundry-lint: instance(gated_delta_chunks<128, 128>)
-template <int DK, int DV>
+// foundry-lint: instance(gated_delta_chunks<128, 128, 1>)
+// foundry-lint: instance(gated_delta_chunks<128, 128, 128>)
+template <int DK, int DV, int D>
 [[kernel]] void gated_delta_chunks(
     device float* rows [[buffer(0)]],
     device const float* solved [[buffer(1)]],
@@ -191,7 +134,7 @@ template <int DK, int DV>
   const uint tokens = runs[group.y * args.runs_stride + 1];
   if (tokens < args.slots) return;
   const uint heads = args.key_heads * args.per_key, key_channels = args.key_heads * DK, head = group.x;
-  const uint channels = 2 * key_channels + heads * DV, width = channels + 2 * heads;
+  const uint channels = 2 * key_channels + heads * DV, width = channels + (D + 1) * heads;
   const uint begin = count[group.y * args.count_stride];
   device const int* slots = table + group.y * args.table_stride;
   const uint column = group.z * gated_delta_chunk_columns, own_tile = simdgroup; // of the tokens, whose outputs it has
@@ -212,13 +155,16 @@ template <int DK, int DV>
 
   const uint first = first_row(runs, args.runs_stride, group.y);
   device float* row = rows + ulong(first) * width;
-  device const float* of_changes = solved + (ulong(first / chunk) * heads + head) * (2 * chunk * chunk);
+  constexpr uint each = gated_delta_solved(D);
+  device const float* of_changes = solved + (ulong(first / chunk) * heads + head) * each;
   for (uint start = 0; start < tokens; start += chunk, row += ulong(chunk) * width) {
     device const float* q = row + head / args.per_key * DK + first8 * 8;
     device const float* k = q + key_channels;
     device float* v = row + 2 * key_channels + head * DV + column;
     device const float* of_outputs = of_changes + (chunk + own_tile * 8) * chunk;
-    const float log = row[lane * width + channels + head];
+    device const float* rest = D == 1 ? k : row + channels + head * D + first8 * 8; // keys with what decays behind them
+    device const float* decays = of_changes + 2 * chunk * chunk + first8 * 8 + own.row;
+    const float log = D == 1 ? row[lane * width + channels + head] : 0.0f;
     const float until = exp(simd_prefix_inclusive_sum(log)), behind = exp(logs_behind(log, lane));
 
     Matrix change[2][tiles], left[2];
@@ -282,23 +228,25 @@ template <int DK, int DV>
       for (int c = 0; c < 2; ++c)
         for (int e = 0; e < 2; ++e)
           change[c][i].thread_elements()[e] *= simd_shuffle(behind, ushort(i * 8 + own.row));
-    const float decay = simd_shuffle(until, ushort(chunk - 1));
+    const float of_all = simd_shuffle(until, ushort(chunk - 1));
     for (int p = 0; p < pairs; ++p) {
-      for (int c = 0; c < 2; ++c)
-        for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < 2; ++i) {
+        const float decay = D == 1 ? of_all : has_eight<DK>(first8 + 2 * p + i) ? decays[(2 * p + i) * 8] : 0.0f;
+        for (int c = 0; c < 2; ++c)
           for (int e = 0; e < 2; ++e)
             state[p][c][i].thread_elements()[e] *= decay;
+      }
       for (int j = 0; j < tiles; ++j) {
         for (int i = 0; i < 2; ++i) {
           left[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
           if (has_eight<DK>(first8 + 2 * p + i))
-            simdgroup_load(left[i], k + ulong(j * 8) * width + (2 * p + i) * 8, width, ulong2(0, 0), true);
+            simdgroup_load(left[i], rest + ulong(j * 8) * width + (2 * p + i) * 8, width, ulong2(0, 0), true);
         }
         for (int c = 0; c < 2; ++c)
           multiply_accumulate_near_2x1(state[p][c], left, change[c][j]);
       }
     }
-    of_changes += ulong(heads) * (2 * chunk * chunk);
+    of_changes += ulong(heads) * each;
   }
   device float* after = states + (ulong(slots[(begin + 1) % args.slots]) * heads + head) * (DK * DV) + place;
   for (int r = 0; r < 2 * pairs; ++r)
@@ -306,9 +254,10 @@ template <int DK, int DV>
       if (has_eight<DK>(first8 + r)) simdgroup_store(state[r / 2][c][r % 2], after + r * 8 * DV + c * 8, DV);
 }
 
-// y = RMSNorm(o) silu(z); a simdgroup has a head of a token.
-// foundry-lint: instance(gated_delta_outputs<half, 128, 128>)
-template <typename T, int DK, int DV>
+// y = RMSNorm(o) silu(z), or sigmoid(z); a simdgroup has a head of a token.
+// foundry-lint: instance(gated_delta_outputs<half, 128, 128, 1>)
+// foundry-lint: instance(gated_delta_outputs<half, 128, 128, 128>)
+template <typename T, int DK, int DV, int D>
 [[kernel]] void gated_delta_outputs(
     device const float* rows [[buffer(0)]],
     device const T* z [[buffer(1)]],
@@ -323,7 +272,7 @@ template <typename T, int DK, int DV>
   const uint tokens = runs[group.y * args.runs_stride + 1], first = runs[group.y * args.runs_stride];
   if (tokens < args.slots) return;
   const uint heads = args.key_heads * args.per_key, head = group.x, own = 2 * args.key_heads * DK + head * DV;
-  const uint width = 2 * args.key_heads * DK + heads * DV + 2 * heads;
+  const uint width = 2 * args.key_heads * DK + heads * (DV + D + 1);
   const uint row = first_row(runs, args.runs_stride, group.y);
   for (uint t = group.z * 4 + simdgroup; t < tokens; t += groups.z * 4) {
     float o[DV / 32], square = 0.0f;
@@ -336,7 +285,7 @@ template <typename T, int DK, int DV>
     for (int c = 0; c < DV / 32; ++c) {
       const uint column = lane + 32 * c;
       y[((first + t) * heads + head) * DV + column] =
-          T(o[c] * inverse * float(norm_weight[column]) * Silu::apply(float(gate[column])));
+          T(o[c] * inverse * float(norm_weight[column]) * output_gate(float(gate[column]), args));
     }
   }
 }

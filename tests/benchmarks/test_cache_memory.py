@@ -10,7 +10,8 @@ import pytest
 import torch_foundry
 from benchmarks import bench_cache
 from benchmarks.bench_cache import KINDS, Kind, allocated
-from tests.hf.tiny_models import COMMON, config, ids, random_model
+from tests.hf.tiny_cases import COMMON
+from tests.hf.tiny_models import config, ids, random_model
 from torch_foundry.kvcache.formats import bytes_per_token, parse
 from torch_foundry.kvcache.paged import PagedCache
 

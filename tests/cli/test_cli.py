@@ -18,6 +18,7 @@ from shader_text import edited_shaders
 import torch_foundry
 from torch_foundry import LoadError
 from torch_foundry.cli import main
+from torch_foundry.cli.loading import name_of
 from torch_foundry.core import runtime
 
 
@@ -39,6 +40,15 @@ def test_generate_runs_stock_and_patched_and_prints_figures(tiny_model: Path, ca
     assert figures["stock"][3] == "-"  # stock code launches none of our kernels
     assert float(figures["patched"][3]) > 2 * 5  # two layers of several launches each
     assert "stock code ran" not in out  # no fallbacks
+
+
+def test_what_models_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Qwen2.5-0.5B").mkdir()
+    (tmp_path / "link-1.5").symlink_to("Qwen2.5-0.5B")
+    monkeypatch.chdir(tmp_path / "Qwen2.5-0.5B")
+    told = {".": "Qwen2.5-0.5B", "..": tmp_path.name, "../link-1.5": "link-1.5", "m-q4_0.gguf": "m-q4_0", "a/b": "b"}
+    assert {name: name_of(Path(name), "demo") for name in told} == told
+    assert name_of(None, "demo") == "demo"
 
 
 def test_several_prompts_and_figures_for_machines(

@@ -240,6 +240,31 @@ def test_what_the_text_never_names_need_not_be_bound() -> None:
             lib.k_f32(y, x, *given, None, None, **on)
 
 
+CARRIED = """
+#include <metal_stdlib>
+using namespace metal;
+constant bool second [[function_constant(0)]];
+struct Both { device const float *a, *b; };
+__attribute__((noinline)) float of(thread const Both& from, uint i) { return second ? from.b[i] : from.a[i]; }
+kernel void k(device float* y [[buffer(0)]], device const float* a [[buffer(1)]],
+              device const float* b [[buffer(2), function_constant(second)]], uint i [[thread_position_in_grid]]) {
+  const Both from = {a, b};
+  y[i] = of(from, i);
+}
+"""
+
+
+def test_what_a_false_constant_switches_off_need_not_be_bound_though_it_is_carried_along() -> None:
+    lib = torch_foundry.compile_shader(CARRIED)
+    x, y = torch.tensor([3.0, 4.0]), torch.zeros(2)
+    lib.k(y, x, None, constants={"second": False})
+    assert y.tolist() == [3.0, 4.0]
+    with pytest.raises(RuntimeError, match="buffer 2 is not bound"):
+        lib.k(y, x, None, constants={"second": True})
+    lib.k(y, x, 2 * x, constants={"second": True})
+    assert y.tolist() == [6.0, 8.0]
+
+
 def test_what_only_a_false_constant_leaves_unread_need_not_be_bound() -> None:
     """CUDA's compiler doesn't tell: an argument there is what the text names."""
     lib = torch_foundry.compile_shader(UNREAD)

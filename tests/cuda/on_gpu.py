@@ -20,7 +20,7 @@ from torch import Tensor
 import torch_foundry
 from tests.engine import test_graphs
 from tests.exact import assert_as_exact
-from tests.hf import tiny_models
+from tests.hf import tiny_cases, tiny_models
 from tests.msl import test_stdlib
 from torch_foundry import ops, quant
 from torch_foundry.core import runtime, tuning
@@ -378,7 +378,7 @@ def test_float32_matrix_products_are_as_exact_as_the_hosts(k: int) -> None:
 # ------------------------------------------------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", tiny_cases.FAMILIES)
 def test_patched_models_give_stocks_tokens(family: str) -> None:
     stock = copy.deepcopy(tiny_models.shared(family)).cuda()
     ours = patch(copy.deepcopy(stock))
@@ -392,7 +392,7 @@ def test_patched_models_give_stocks_tokens(family: str) -> None:
     assert runtime.counters().launches > 8
 
 
-@pytest.mark.parametrize("family, requests", [*itertools.product(tiny_models.FAMILIES, [5, 20]), ("llama", 80)])
+@pytest.mark.parametrize("family, requests", [*itertools.product(tiny_cases.FAMILIES, [5, 20]), ("llama", 80)])
 def test_an_engines_steps_are_what_the_ops_compute(family: str, requests: int) -> None:
     """One graph of our own, or a graph of torch's with its products."""
     model = patch(tiny_models.build(family, dtype=torch.float16).cuda())

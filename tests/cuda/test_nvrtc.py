@@ -40,6 +40,8 @@ def linear(dtype, name, rows):
 def embedding(dtype, name):
     weight = blocks.packed(torch.zeros(32, 256), name)
     ops.embedding(torch.zeros(1, dtype=torch.int64), weight, format=name, dtype=dtype)
+    more = dict(format=name, dtype=dtype, residual=torch.zeros(1, 256, dtype=dtype))
+    if name == "f16": ops.embedding(torch.zeros(1, dtype=torch.int32), weight, **more)
 names = blocks.samples()
 products = {"q4_k", "iq2_xxs", *(next(n for n in names if n.startswith(family)) for family in ("affine4", "int3"))}
 for name in ("f32", "f16", "bf16", *names):
@@ -64,6 +66,7 @@ def attend(dtype, queries, d, dv, k, v, **given):
     for qs, ks in ((1, 1), (4, 2)):  # norms of heads, and of all at once
         norms = dict(q_norm=torch.ones(qs * d, dtype=dtype), k_norm=torch.ones(ks * d, dtype=dtype))
         ops.rope_kv(*x, cos, cos.clone(), *caches, 0, head_dim=d, v_norm=d == 512 and qs == 1, **norms, **names)
+        if queries == 1: ops.rope_attention(*x, cos, cos.clone(), *caches, 64, head_dim=d, scale=1.0, **norms, **names)
 for dtype, d, dv, k, v in ((torch.float16, 128, 128, "q8_0", "q8_0"), (torch.float32, 80, 112, "q4_0", None),
                            (torch.bfloat16, 512, 512, None, None)):
     for queries in (1, 20):
@@ -81,6 +84,10 @@ def mix(dtype, d, dv):
     conv, states = torch.zeros(9, channels, 4, dtype=dtype), torch.zeros(9, 4, d, dv)
     ops.gated_delta(q, q, v, v, b, b, conv[0], b[0].flatten(), b[0].flatten(), v[0, 0, 0], 1e-6, conv, states,
                     table[:, :2], table, table[:, 0], prompts=True)
+    half, wide, bias = 4 * d + 2 * dv, b[0].new_zeros(2), b[0].new_zeros(2 * d)  # rows of states decay by themselves
+    ops.gated_delta(q, q, v[:, :, :1], v[:, :, :1], b[..., :1], q[:, :, None], conv[0, :half], wide, bias, v[0, 0, 0],
+                    1e-6, conv[:, :half].contiguous(), states[:, :2].contiguous(), table[:, :2], table, table[:, 0],
+                    prompts=True)
 for dtype, d, dv in ((torch.float16, 128, 128), (torch.bfloat16, 64, 64), (torch.float32, 96, 192)):
     calls.append(lambda t=dtype, a=(d, dv): mix(t, *a))
 def scan(dtype, p, n):

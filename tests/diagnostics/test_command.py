@@ -48,7 +48,7 @@ def test_all_right(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert kernels["compiled"] == kernels["all"] == len(prebuild.of_dense_models("cpu")) and not kernels["failed"]
     assert checks["passed"] == checks["all"] == len(checks["names"]) > 30
     assert {name.split()[0].rstrip(":") for name in checks["names"]} == {
-        "rms_norm", "layer_norm", "linear", "embedding", "glu", "rope_kv", "attention", "demo",
+        "rms_norm", "layer_norm", "linear", "embedding", "glu", "rope_kv", "attention", "rope_attention", "demo",
         "norm_linear", "norm_glu", "norm_qkv", "sample", "moe_route", "moe_glu", "moe_down", "moe_linear",
     }  # fmt: skip
     assert "golden" not in report  # its kernels are many

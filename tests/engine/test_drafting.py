@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
 from tests.engine.test_engine import KINDS, drain, patched
-from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
+from tests.hf.tiny_cases import FAMILIES, VOCAB
+from tests.hf.tiny_models import build, ids, shared
 from torch_foundry.demo_model import demo_model_path, draft_model_path
 from torch_foundry.engine import Engine, SamplingParams, steps
 from torch_foundry.generation.draft_history import DraftHistory

@@ -11,7 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
-from tests.hf.tiny_models import ALL_FAMILIES, VOCAB, build, ids, shared
+from tests.hf.tiny_cases import ALL_FAMILIES, VOCAB
+from tests.hf.tiny_models import build, ids, shared
+from torch_foundry.core.memory import DoesNotFit
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.engine import Engine, QueueFull, SamplingParams
 from torch_foundry.kvcache.block_manager import OutOfBlocks
@@ -284,6 +286,12 @@ def test_limits_of_model_and_cache() -> None:
     engine.submit([3], GREEDY)
 
 
+@pytest.mark.parametrize("options", [{"blocks": 2**60}, {"requests": 2**60}, {"cache_bytes": 2**60}], ids=str)
+def test_blocks_that_are_too_many_for_any_machine(options: dict[str, int]) -> None:
+    with pytest.raises(DoesNotFit, match=r"no room for \d+ blocks of 16 tokens: .* so \d+ blocks fit"):
+        Engine(patched(), **options)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -293,7 +301,8 @@ def test_limits_of_model_and_cache() -> None:
         {"presence_penalty": float("nan")}, {"presence_penalty": 1e300}, {"frequency_penalty": -1e300},
         {"repetition_penalty": 1e300}, {"temperature": 1e300}, {"top_k": 1.5}, {"temperature": None}, {"top_p": "x"},
         {"stop_token_ids": 5}, {"stop_token_ids": ("a",)}, {"stop_token_ids": (5.5,)}, {"stop": (5,)},
-        {"stop_token_ids": (True,)}, {"stop": ["x"] * 65}, {"stop": ("x" * 1025,)},
+        {"stop_token_ids": (True,)}, {"stop": ["x"] * 65}, {"stop": ("x" * 1025,)}, {"temperature": 1e-300},
+        {"repetition_penalty": 1e-45},
     ],
     ids=lambda wrong: str(wrong)[:40],
 )  # fmt: skip
@@ -312,6 +321,12 @@ def test_the_largest_parameters_are_answered() -> None:
     drain(engine)
     assert others[1].result() == alone(engine.model, [4])
     assert others[0].finish_reason
+
+
+def test_the_least_divisors_are_answered() -> None:
+    engine = Engine(patched(), blocks=4)
+    least = {"temperature": 1e-30, "repetition_penalty": 1e-6}
+    assert len(engine.submit([3], SamplingParams(max_tokens=3, **least)).result()) == 3
 
 
 def test_salts_share_nothing() -> None:
@@ -353,6 +368,23 @@ def test_models_that_an_engine_cannot_run() -> None:
     for name in ("requests", "budget", "queue", "ahead"):
         with pytest.raises(ValueError, match=f"{name}: expected a whole number from 1 on"):
             Engine(patched(), **{name: 0})
+
+
+@pytest.mark.parametrize("add", ["register_forward_hook", "register_forward_pre_hook", "forward"])
+def test_hooks_on_the_model_are_not_passed_over(add: str) -> None:
+    """An engine calls the decoder and the output layer: what is put around the model would not run."""
+    model = patched()
+    engine = Engine(model)
+    stream, expected = engine.submit([3, 4, 5], GREEDY), alone(model, [3, 4, 5])
+    engine.step()
+    hook = None if add == "forward" else getattr(model, add)(lambda *_: None)
+    if hook is None:
+        model.forward = model.forward
+    for do in (engine.step, lambda: Engine(model)):
+        with pytest.raises(RuntimeError, match="can't run this model: hook on LlamaForCausalLM"):
+            do()
+    model.__dict__.pop("forward") if hook is None else hook.remove()
+    assert stream.result() == expected
 
 
 def test_a_model_that_changes_under_an_engine() -> None:

@@ -17,7 +17,8 @@ import torch
 import torch_foundry
 from tests.engine.test_engine import GREEDY, alone, drain, patched, prompts
 from tests.exact import assert_found_as_exact
-from tests.hf.tiny_models import FAMILIES, build, ids, shared
+from tests.hf.tiny_cases import FAMILIES
+from tests.hf.tiny_models import build, ids, shared
 from torch_foundry.core import runtime
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.engine import forward as forward_module
@@ -356,7 +357,7 @@ def test_what_cannot_be_recorded_runs_without_graphs(monkeypatch: pytest.MonkeyP
     engine = Engine(model, requests=4)
     plan = engine._steps.forward.plan
     embed = plan.embed
-    monkeypatch.setattr(type(plan), "embed", lambda self, ids, gemm: embed(ids, gemm) * 1)
+    monkeypatch.setattr(type(plan), "embed", lambda self, *given: embed(*given) * 1)
     streams = [engine.submit(prompt, GREEDY) for prompt in prompts(4)]
     drain(engine)
     assert [s.tokens for s in streams] == expected

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.engine.test_engine import GREEDY, KINDS, alone, drain, patched, prompts
-from tests.hf.tiny_models import VOCAB
+from tests.hf.tiny_cases import VOCAB
 from torch_foundry.demo_model import demo_model_path
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.sampling import Sampler, Settings
@@ -46,6 +46,28 @@ def test_a_bias_is_added_to_the_logits(options: dict[str, Any]) -> None:
     drain(engine)
     assert found.tokens == biased(model, bias, 14) and first not in found.tokens
     assert [stream.tokens for stream in others] == [alone(model, prompt) for prompt in prompts(3)]
+
+
+@pytest.mark.parametrize("wanted", [1e38, -1e38, 3.4e38, -3.4e38])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.1},
+        {"temperature": 1e-30},
+        {"temperature": 3e38},
+        {"repetition_penalty": 1e-3},
+        {"repetition_penalty": 1e3},
+        {"temperature": 0},
+    ],
+    ids=str,
+)
+def test_a_bias_that_is_too_large_to_be_divided(wanted: float, params: dict[str, float]) -> None:
+    bias = {5: wanted} if wanted > 0 else {token: wanted for token in range(VOCAB) if token != 5}
+    stream = Engine(patched()).submit(PROMPT, SamplingParams(max_tokens=4, seed=1, logit_bias=bias, **params))
+    if params != {"temperature": 3e38}:  # at that one all tokens are as likely
+        assert stream.result() == [5] * 4
+    else:
+        assert len(stream.result()) == 4
 
 
 @pytest.mark.parametrize("params", KINDS, ids=range(len(KINDS)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch_foundry
 from torch_foundry.core import devices, memory
 from torch_foundry.demo_model import draft_model_path
 from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.engine import warm_up as module
 from torch_foundry.engine.memory import LEAST_TOKENS, step_tokens
 from torch_foundry.engine.warm_up import LENGTHS, warm_up
 from torch_foundry.generation.step_graph import prompt_bytes
@@ -39,12 +41,32 @@ def test_it_runs_what_a_gpu_would_compile_and_leaves_nothing(
     warm_up(engine)
     assert prompts == [1]  # nothing is compiled by the host's executor
     monkeypatch.setattr(type(devices.HOST), "emulated", False)
+    monkeypatch.setattr(module, "SLOW", 0.0)  # then nobody waits for steps to be captured
     prompts.clear()
     warm_up(engine)
-    assert prompts == list(LENGTHS)
+    assert prompts == [*LENGTHS, 32, 32, 1, 32, 32]  # alone, and beside one that generates
     assert engine.idle and engine.cache.manager.used == 0
     stream = submit([5, 6, 7], SamplingParams(max_tokens=6, temperature=0))
     assert stream.result() == expected and stream.sequence.reused == 0
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_steps_that_read_prompts_are_captured(
+    demo: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    """As far as the device wants that, alone and beside others that generate."""
+    monkeypatch.setattr(type(devices.HOST), "emulated", False)
+    monkeypatch.setattr(module, "SLOW", math.inf)
+    engine = Engine(*demo, requests=requests, blocks=64)
+    warm_up(engine)
+    captured, forward = engine._decoder.captured, engine._steps.forward
+    monkeypatch.setattr(forward, "_eager", lambda *args: pytest.fail("launched by Python"))
+    first = engine.submit([5] * 100, SamplingParams(max_tokens=20, temperature=0))
+    engine.step()
+    for length in (30, 61) if requests > 1 else ():
+        engine.submit([6] * length, SamplingParams(max_tokens=1, temperature=0)).result()
+    first.result()
+    assert engine._decoder.captured == captured
 
 
 def test_a_small_engine_is_asked_what_it_has_room_for(demo: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from transformers import GenerationConfig
 
 import torch_foundry
 from tests.generation.generation import SAMPLED, Collect, generate, patched, reference
-from tests.hf.tiny_models import ALL_FAMILIES, build, ids, padded, shared
+from tests.hf.tiny_cases import ALL_FAMILIES
+from tests.hf.tiny_models import build, ids, padded, shared
 from torch_foundry import counters
 from torch_foundry.hf.api import report
 
@@ -130,6 +131,14 @@ def test_embeddings_as_prompt() -> None:
     inputs = {"inputs_embeds": embeds, "attention_mask": torch.ones(1, 9, dtype=torch.long)}
     assert generate(model, inputs).tolist() == generate(stock, inputs).tolist()
     assert report(model).tokens == 30
+
+
+@pytest.mark.parametrize("bans", [{"no_repeat_ngram_size": 2}, {"bad_words_ids": [[5], [7, 8]]}])
+def test_embeddings_as_prompt_and_banned_sequences(bans: dict[str, Any]) -> None:
+    stock, model = copy.deepcopy(shared("llama")), patched()
+    inputs = {"inputs_embeds": stock.get_input_embeddings()(ids(2, 9)).detach()}
+    assert generate(model, inputs, **bans).tolist() == generate(stock, inputs, **bans).tolist()
+    assert not report(model).eager
 
 
 def test_greedy_code_takes_no_random_numbers() -> None:

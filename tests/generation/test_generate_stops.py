@@ -12,7 +12,8 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from tests.exact import InFloat64, doubled
 from tests.generation.generation import Collect, generate, patched, reference
-from tests.hf.tiny_models import VOCAB, padded, shared
+from tests.hf.tiny_cases import VOCAB
+from tests.hf.tiny_models import padded, shared
 from torch_foundry.hf.api import report
 from torch_foundry.testing.tolerance import assert_norm
 

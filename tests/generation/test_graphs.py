@@ -13,7 +13,8 @@ from transformers.cache_utils import DynamicLayer
 import torch_foundry
 from tests.exact import assert_as_exact
 from tests.hf.test_step import launches_of
-from tests.hf.tiny_models import FAMILIES, build, ids, padded, shared
+from tests.hf.tiny_cases import FAMILIES
+from tests.hf.tiny_models import build, ids, padded, shared
 from torch_foundry import counters
 from torch_foundry.hf.api import report
 

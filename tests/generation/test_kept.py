@@ -11,7 +11,8 @@ import torch
 from transformers import DynamicCache
 
 import torch_foundry
-from tests.hf.tiny_models import FAMILIES, ids, padded, shared
+from tests.hf.tiny_cases import FAMILIES
+from tests.hf.tiny_models import ids, padded, shared
 from torch_foundry.hf.api import report
 
 pytestmark = pytest.mark.usefixtures("quiet")

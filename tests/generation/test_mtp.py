@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import torch_foundry
-from tests.hf.tiny_models import VOCAB, build, ids
+from tests.hf.tiny_cases import VOCAB
+from tests.hf.tiny_models import build, ids
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.generation import speculation
 from torch_foundry.generation.draft_length import DraftLengthController

@@ -11,7 +11,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
 from tests.exact import assert_as_exact
-from tests.hf.tiny_models import COMMON, config, ids, padded, random_model
+from tests.hf.tiny_cases import COMMON
+from tests.hf.tiny_models import config, ids, padded, random_model
 from torch_foundry.hf.api import report
 
 ORIGINAL = 24  # positions that the model was trained for, before it was stretched

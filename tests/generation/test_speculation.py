@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import torch_foundry
 from tests.generation.generation import Collect
-from tests.hf.tiny_models import FAMILIES, VOCAB, build, ids, shared
+from tests.hf.tiny_cases import FAMILIES, VOCAB
+from tests.hf.tiny_models import build, ids, shared
 from torch_foundry.demo_model import demo_model_path, draft_model_path
 from torch_foundry.generation import loop, speculation
 from torch_foundry.generation.draft_history import DraftHistory

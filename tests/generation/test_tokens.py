@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import torch_foundry
-from tests.hf.tiny_models import ALL_FAMILIES, ids, padded, shared
+from tests.hf.tiny_cases import ALL_FAMILIES
+from tests.hf.tiny_models import ids, padded, shared
 from torch_foundry.hf.api import report
 
 INPUTS = {

@@ -24,7 +24,7 @@ from transformers.masking_utils import create_causal_mask, create_recurrent_atte
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama import modeling_llama as llama
 
-from tests.hf.tiny_models import COMMON
+from tests.hf.tiny_cases import COMMON
 from torch_foundry.core.shader import compile_shader
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import RecurrentLayer

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import DynamicCache
 
 from tests.exact import InFloat64, doubled
-from tests.hf.tiny_models import ALL_FAMILIES, build, classes, config, ids, padded, random_model, shared
+from tests.hf.tiny_cases import ALL_FAMILIES
+from tests.hf.tiny_models import build, classes, config, ids, padded, random_model, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
 from torch_foundry.diagnostics.compare import compare
@@ -53,11 +54,14 @@ def test_no_family_is_out_of_line(family: str) -> None:
     assert classes(model) == classes(shared(family)), "patched for the duration only"
 
 
-@pytest.mark.parametrize("family", ["falcon", "gpt_neox", "gemma3n"])
+@pytest.mark.parametrize("family", ["falcon", "gpt_neox", "gpt2", "gemma3n"])
 def test_layers_and_parts_by_other_names(family: str) -> None:
     """Falcon's layers return attention's weights too, Gemma 3n's several streams."""
     drift = compare(copy.deepcopy(shared(family)), PROMPT)
     assert drift.first_bad is None and drift.left_out is None, str(drift)
+    rows = [line.split() for line in str(drift).splitlines() if "h.1" in line or "layers.1" in line]
+    steps = next(stage for stage in drift.paths[2].stages if stage.name == rows[0][0])
+    assert len(rows) == 1 and rows[0][-3] == f"{steps.drift:.1e}"
     assert [path.name for path in drift.paths] == [PROMPT_PATH, TOKEN, STEP, REPLAY]
 
 

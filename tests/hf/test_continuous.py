@@ -66,6 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     [
         ("llama", {"pages, one token", "pages, a prompt"}),
         ("smollm3", {"pages, one token", "pages, a prompt"}),  # layers with and without rope
+        ("gpt2", {"pages, one token", "pages, a prompt"}),
         ("qwen3_moe", {"pages, one token", "pages, a prompt"}),
         ("mistral", {"gathered"}),
         ("gemma3", {"pages, one token", "pages, a prompt", "gathered"}),

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 import torch_foundry
 from tests.exact import assert_as_exact
-from tests.hf.tiny_models import DEVICE, VOCAB, classes, ids
+from tests.hf.tiny_cases import VOCAB
+from tests.hf.tiny_models import DEVICE, classes, ids
 from torch_foundry.hf.api import patch, report
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}

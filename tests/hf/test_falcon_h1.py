@@ -15,7 +15,8 @@ from transformers import DynamicCache
 from tests.exact import InFloat64, doubled
 from tests.hf.checks import check_engine, check_tokens
 from tests.hf.test_families import patched_model
-from tests.hf.tiny_models import KIN, config, ids, launches_of_a_step, padded, random_model, shared, tokens
+from tests.hf.tiny_cases import KIN
+from tests.hf.tiny_models import config, ids, launches_of_a_step, padded, random_model, shared, tokens
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.api import patch, report
 from torch_foundry.kvcache.hf_cache import new_cache

@@ -13,7 +13,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
-from tests.hf.tiny_models import ALL_FAMILIES, FAMILIES, HYBRIDS, KIN, build, ids, padded, shared
+from tests.hf.tiny_cases import ALL_FAMILIES, FAMILIES, HYBRIDS, KIN
+from tests.hf.tiny_models import build, ids, padded, shared
 from torch_foundry.generation import speculation
 from torch_foundry.generation.draft_length import DraftLengthController
 from torch_foundry.hf.api import report

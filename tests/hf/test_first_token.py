@@ -10,7 +10,8 @@ import torch
 
 import torch_foundry
 from tests.hf import tiny_wrappers
-from tests.hf.tiny_models import ALL_FAMILIES, KIN, PROMPT, shared
+from tests.hf.tiny_cases import ALL_FAMILIES, KIN
+from tests.hf.tiny_models import PROMPT, shared
 from torch_foundry import ops
 from torch_foundry.core import runtime
 from torch_foundry.core.ahead import KernelList, recording_for

@@ -18,20 +18,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 import torch_foundry
 from tests.exact import InFloat64, doubled
 from tests.hf.checks import check_engine
-from tests.hf.tiny_models import (
-    COMMON,
-    DELTA,
-    HYBRIDS,
-    PROMPT,
-    build,
-    classes,
-    fused_all,
-    ids,
-    launches_of_a_step,
-    padded,
-    shared,
-    tokens,
-)
+from tests.hf.tiny_cases import COMMON, DELTA, HYBRIDS
+from tests.hf.tiny_models import PROMPT, build, classes, fused_all, ids, launches_of_a_step, padded, shared, tokens
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report, unpatch
@@ -50,14 +38,17 @@ def patched(family: str, **options: Any) -> Any:
 
 
 # Of a token: norm and projections, the delta rule and out; or norm and projections, rotation, attention, gate and o.
+# Kimi's delta rule has six or seven projections of its input, and some two more from those; its other layers, latents.
 # Behind either norm, gate and up, and down; with experts, the router's two are more, and so are the shared expert's two
 # unless it is as large as the others.
 LAUNCHES = {
-    "qwen3_next": (3, 5, 6, 2),
-    "qwen3_5": (3, 5, 2, 2),
-    "qwen3_5_moe": (3, 5, 4, 4),
-    "olmo_hybrid": (4, 5, 2, 3),
-    "lfm2": (3, 4, 2, 2),
+    "qwen3_next": (3, 4, 6, 2),
+    "qwen3_5": (3, 4, 2, 2),
+    "qwen3_5_moe": (3, 4, 4, 4),
+    "olmo_hybrid": (4, 4, 2, 3),
+    "kimi_linear": (6, 8, 2, 4),
+    "bailing_hybrid": (4, 10, 2, 4),
+    "lfm2": (3, 3, 2, 2),
 }
 
 
@@ -76,7 +67,7 @@ def test_a_step_is_few_launches(family: str) -> None:
 @pytest.mark.parametrize("lengths", [(1, 1, 8), (9, 1, 1, 3, 8, 10), (70, 1, 33, 2)], ids=str)
 def test_prompts_and_steps_are_as_exact_as_stock(family: str, dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
     """At once and in parts: below and above the number of states, around a chunk of the delta rule."""
-    if "moe" in family or "next" in family:
+    if any(name.endswith("experts") for name, _ in shared(family).named_modules()):
         dtype = torch.float32  # an expert that is chosen otherwise is no rounding
     stock = shared(family) if dtype == torch.float32 else build(family, dtype)
     model, exact, text = patch(copy.deepcopy(stock)), doubled(stock), ids(2, sum(lengths))
@@ -210,7 +201,10 @@ REFUSED: dict[str, tuple[Callable[[Any], object], dict[str, Any]]] = {
     "in_proj_z is a Identity": (lambda layer: setattr(layer.linear_attn, "in_proj_z", nn.Identity()), {}),
     "norm is a Qwen3_5RMSNormGated": (lambda layer: setattr(layer.linear_attn.norm, "activation", "gelu"), {}),
     "the convolution's activation is gelu": (lambda layer: setattr(layer.linear_attn, "activation", "gelu"), {}),
-    r"A_log is \(3,\)": (lambda layer: setattr(layer.linear_attn, "A_log", nn.Parameter(torch.zeros(3))), {}),
+    "A_log has 3 numbers, expected 4": (
+        lambda layer: setattr(layer.linear_attn, "A_log", nn.Parameter(torch.zeros(3))),
+        {},
+    ),
     "4 value heads are not shared by 3": (lambda layer: setattr(layer.linear_attn, "num_k_heads", 3), {}),
     "heads of 272 numbers, expected at most 256": (lambda layer: None, {"linear_key_head_dim": 272}),
     "a convolution of 9 tokens": (lambda layer: None, {"linear_conv_kernel_dim": 9}),
@@ -226,6 +220,14 @@ def test_what_is_not_understood_is_refused(why: str) -> None:
     change, sizes = REFUSED[why]
     with pytest.raises(Fallback, match=why):
         build_spec(spoilt(change, **sizes))
+
+
+@pytest.mark.parametrize("bound", [0.0, 5.0])
+def test_decays_without_a_bound_below_one_are_refused(bound: float) -> None:
+    layer = build("bailing_hybrid").model.layers[0]
+    layer.self_attn.forget_gate.lower_bound = bound
+    with pytest.raises(Fallback, match=f"decays are bounded by {bound}"):
+        build_spec(layer)
 
 
 def test_queries_without_gates_are_refused() -> None:

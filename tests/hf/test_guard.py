@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.utils import prune
 from transformers import DynamicCache
+from transformers.models.llama import modeling_llama
 
 from tests.exact import assert_as_exact, assert_found_as_exact
-from tests.hf.tiny_models import config, ids, random_model, shared
+from tests.hf.tiny_models import build, config, ids, random_model, shared, tokens
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.guards import mask_reason, tensor_reason
 from torch_foundry.models.state import FallbackWarning
+from torch_foundry.models.swap import has_own_forward
 
 PROMPT = ids(2, 10)
 
@@ -79,6 +85,21 @@ def test_norms_may_be_given_another_eps(family: str) -> None:
     norm, x = "model.norm", torch.randn(2, 64)
     torch.testing.assert_close(model.get_submodule(norm)(x), stock.get_submodule(norm)(x))
     assert not report(model).fallbacks
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek_v3", "qwen3_5"])
+def test_attention_may_be_given_another_scale(family: str) -> None:
+    stock, model = copy.deepcopy(shared(family)), patch(copy.deepcopy(shared(family)))
+    before = logits(model)
+    tokens(model)
+    for each in (stock, model):
+        for module in each.modules():
+            if "scaling" in module.__dict__:
+                module.scaling *= 8
+    assert not torch.allclose(logits(model), before, atol=1e-3)
+    assert_as_exact(logits, model, stock)
+    assert tokens(model) == tokens(stock) and not report(model).fallbacks
 
 
 @pytest.mark.parametrize(("change", "reason"), REASONS, ids=lambda x: getattr(x, "__name__", ""))
@@ -182,6 +203,100 @@ def test_weights_that_are_no_plain_tensors() -> None:
         ours = logits(model)
     assert_found_as_exact(ours, logits, stock)
     assert report(model).fallbacks == {"a weight is a Spy": 1} and report(model).fused == 1
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def pruned(module: nn.Module) -> None:
+    prune.l1_unstructured(module, "weight", 0.4)
+
+
+def parametrized(module: nn.Module) -> None:
+    nn.utils.parametrize.register_parametrization(module, "weight", Doubled())
+
+
+def by_columns(module: nn.Module) -> None:
+    module.weight = nn.Parameter(module.weight.detach().t().contiguous().t())
+
+
+MATRICES = ("lm_head", "model.embed_tokens", "model.layers.1.mlp.up_proj")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        *itertools.product((pruned, parametrized), (*MATRICES, "model.norm")),
+        *((by_columns, name) for name in MATRICES),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_weights_that_are_made_of_others(change: Callable[[nn.Module], None], name: str) -> None:
+    """A leaf without a plain weight runs stock code, before a step was captured and behind it."""
+    stock, model = copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))
+    tokens(model)
+    for each in (stock, model):
+        change(each.get_submodule(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert_as_exact(logits, model, stock)
+        assert tokens(model) == tokens(stock)
+    assert change is by_columns or not torch.allclose(logits(stock), logits(shared("llama")), atol=1e-4)
+
+
+def test_gradients_of_a_norm_whose_weight_is_made_of_others() -> None:
+    found = []
+    for model in (copy.deepcopy(shared("llama")), patch(copy.deepcopy(shared("llama")))):
+        parametrized(model.model.layers[0].input_layernorm)
+        parametrized(model.model.norm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            model.train()(input_ids=PROMPT, labels=PROMPT).loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_torch_func_sees_stock_code() -> None:
+    """Kernels know neither batches of vmap nor tangents, which were lost in silence."""
+    stock, model = build("llama"), patch(build("llama"))
+    x, direction = torch.randn(3, 5, 64), torch.randn(3, 5, 64)
+
+    def of(each: Any) -> list[torch.Tensor]:
+        each.set_attn_implementation("eager")  # torch's fused attention has no forward derivatives
+        forward = lambda x: each(inputs_embeds=x, use_cache=False).logits  # noqa: E731
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(forward(forward_ad.make_dual(x, direction)))
+        batched = torch.func.vmap(lambda row: forward(row[None])[0])(x)
+        assert dual.tangent is not None
+        return [batched, dual.primal, dual.tangent, *torch.func.jvp(forward, (x,), (direction,))]
+
+    with pytest.warns(FallbackWarning, match="torch.func"):
+        found = of(model)
+    torch.testing.assert_close(found, of(stock), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["LlamaMLP", "LlamaRMSNorm", "LlamaDecoderLayer"])
+def test_a_class_whose_forward_was_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As packages do that patch transformers' classes."""
+    stock, cls = build("llama"), getattr(modeling_llama, name)
+    before, own = logits(stock), cls.forward
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return 1.5 * own(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "forward", forward)
+    model = patch(build("llama"))
+    assert_as_exact(logits, model, stock)
+    assert not torch.allclose(logits(stock), before, atol=1e-3)
+    assert "forward of" in str(report(model).not_replaced) or "its forward" in str(report(model).not_replaced)
 
 
 def test_weights_of_another_dtype() -> None:
@@ -299,3 +414,16 @@ def test_report_reads_well() -> None:
     unknown = str(report(patch(random_model(config("DiffLlamaConfig")))))
     assert "left:     model.layers.0, model.layers.1: DiffLlamaDecoderLayer of" in unknown
     assert "fallback: none" in unknown
+
+
+def test_forwards_that_are_a_class_s_own() -> None:
+    """Of a list, which has none, and of a class that says it is of another module, as families made at run time do."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    Doubled.__module__ = "elsewhere.modeling_elsewhere"
+    assert has_own_forward(nn.ModuleList()) and has_own_forward(nn.Linear(1, 1)) and has_own_forward(Doubled())
+    Doubled.forward = nn.Identity.forward  # type: ignore[assignment]
+    assert not has_own_forward(Doubled())

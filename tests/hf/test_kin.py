@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import torch_foundry
 from tests.hf.test_families import FLOOR, MODES, error_of
+from tests.hf.tiny_cases import KIN, LAGUNA
 from tests.hf.tiny_models import (
     DEVICE,
-    KIN,
-    LAGUNA,
     PROMPT,
     assert_equal,
     build,
@@ -74,7 +73,7 @@ def test_engine_gives_stock_tokens(family: str) -> None:
     "family, dtype",
     [
         *((family, torch.float32) for family in KIN),
-        *((f, torch.bfloat16) for f in ("nemotron", "phi", "apertus", "lfm2", "lfm3", "gemma3n")),
+        *((f, torch.bfloat16) for f in ("nemotron", "phi", "gpt2", "gpt_neo", "apertus", "lfm2", "lfm3", "gemma3n")),
     ],
 )
 def test_logits_are_as_exact_as_stock(family: str, dtype: torch.dtype) -> None:
@@ -101,12 +100,12 @@ def test_prompts_are_captured_of_an_mlp_without_a_gate(family: str, monkeypatch:
     assert report(model).captured == captured + 2 and not report(model).eager, str(report(model))
 
 
-# Of a token, by part. Attention: norm and q, k, v and rotation are one, or with norms of heads two; a LayerNorm is one
-# more. Behind them attention and o. MLP: norm, the first product with its activation and gate, down.
+# Of a token, by part. Attention: norm and q, k, v, attention, o; a LayerNorm is one more. MLP: norm, the first product
+# with its activation and gate, down.
 LAUNCHES = {
     "arcee": (3, 3),
-    "apertus": (4, 4),
-    "nanochat": (4, 3),
+    "apertus": (3, 4),
+    "nanochat": (3, 3),
     "nemotron": (4, 3),
     "jais2": (4, 3),
     "starcoder2": (4, 3),
@@ -116,15 +115,19 @@ LAUNCHES = {
     "olmo": (4, 3),
     "cohere": (4, 3),
     "phimoe": (4, 5),
-    "lfm3": (8, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
-    "olmoe": (4, 4),
-    "flex_olmo": (5, 5),
-    "minimax_m2": (4, 4),
-    "laguna": (7, 6),  # gates of heads as of LFM3, without a norm behind
-    "gpt_neox": (6, 3),  # one product of q, k and v, whose results are put in order
+    "lfm3": (7, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
+    "olmoe": (3, 4),
+    "flex_olmo": (4, 5),
+    "minimax_m2": (3, 4),
+    "laguna": (6, 6),  # gates of heads as of LFM3, without a norm behind
+    "gpt_neox": (5, 3),  # one product of q, k and v, whose results are put in order
+    "gpt2": (4, 3),
+    "gpt_bigcode": (4, 3),
+    "gpt_neo": (4, 3),
+    "opt": (4, 3),
     "falcon": (4, 3),  # one head of keys: they are in order
     # streams are predicted, and a learned residual is made; behind the MLP they are corrected and get an embedding
-    "gemma3n": (5, 8, 5),
+    "gemma3n": (4, 8, 5),
 }
 
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -22,6 +24,7 @@ from transformers import (
 from tests.exact import assert_as_exact
 from tests.hf.tiny_models import PROMPT, assert_equal, classes, fused_all, ids, shared, tokens
 from torch_foundry.hf.api import patch, patched, report, unpatch
+from torch_foundry.models.state import FallbackWarning
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -136,6 +139,33 @@ def test_save_and_reload(pair: Any, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "patched" / name).read_bytes() == (tmp_path / "stock" / name).read_bytes()
     assert tokens(AutoModelForCausalLM.from_pretrained(tmp_path / "patched")) == tokens(stock)
+
+
+def test_what_its_class_makes_is_stock(pair: Any, tmp_path: Path) -> None:
+    stock, model = pair
+    stock.save_pretrained(tmp_path)
+    for made in (type(model).from_pretrained(tmp_path), type(model)(stock.config).eval()):
+        made.load_state_dict(stock.state_dict())
+        made.generation_config = stock.generation_config
+        assert classes(made) == classes(stock) and tokens(made) == tokens(stock)
+        assert not report(made).swapped and fused_all_of(patch(made))
+    layer = model.model.layers[0]
+    assert type(type(layer)(stock.config, layer_idx=1)) is type(stock.model.layers[0])
+
+
+def fused_all_of(model: Any) -> bool:
+    tokens(model)
+    return fused_all(model)
+
+
+def test_deepcopy_of_a_parametrized_model(pair: Any) -> None:
+    for model in pair:
+        nn.utils.parametrizations.weight_norm(model.lm_head)
+        nn.utils.parametrizations.weight_norm(model.model.layers[0].mlp.up_proj)
+    stock, model = pair
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert tokens(copy.deepcopy(model)) == tokens(stock) == tokens(model)
 
 
 def test_deepcopy_is_patched_and_separate(pair: Any) -> None:

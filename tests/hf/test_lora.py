@@ -133,3 +133,14 @@ def test_what_is_refused_changes_nothing() -> None:
     tied = with_adapters(packed("qwen2"), ["lm_head"])
     with pytest.raises(ValueError, match="another module shares"):
         torch_foundry.merge_adapters(tied)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_adapters_on_a_mixture_that_has_run(family: str) -> None:
+    """peft puts a module of its own in the router's place, which has none of the router's numbers."""
+    stock, model = copy.deepcopy(shared(family)), torch_foundry.patch(copy.deepcopy(shared(family)))
+    length = {"max_new_tokens": 4, "do_sample": False}
+    model.generate(PROMPT, **length)
+    options = {"targets": ["o_proj"], "target_parameters": ["gate.weight"]}
+    found, expected = (with_adapters(m, **options).eval().generate(input_ids=PROMPT, **length) for m in (model, stock))
+    assert found.tolist() == expected.tolist()

@@ -15,14 +15,15 @@ import torch_foundry
 from tests.exact import InFloat64, doubled
 from tests.hf.checks import check_engine, check_tokens
 from tests.hf.test_families import patched_model
-from tests.hf.tiny_models import KIN, PROMPT, build, config, ids, launches_of_a_step, random_model, shared, tokens
+from tests.hf.tiny_models import PROMPT, build, config, ids, launches_of_a_step, random_model, shared, tokens
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.spec import build_spec
+from torch_foundry.nn import FoundryExperts
 from torch_foundry.testing.tolerance import assert_norm
 
 pytestmark = pytest.mark.usefixtures("quiet")
-FAMILIES = ("bamba", "granite4", "granite4_moe", "nemotron_h")
+FAMILIES = ("bamba", "granite4", "granite4_moe", "nemotron_h", "nemotron_h-latent")
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,28 @@ FAMILIES = ("bamba", "granite4", "granite4_moe", "nemotron_h")
         ("nemotron_h", "padded beams"),
         ("nemotron_h", "chunked prefill"),
         ("nemotron_h", "second turn"),
+        ("nemotron_h-latent", "padded beams"),
+        ("nemotron_h-latent", "chunked prefill"),
     ],
 )
 def test_tokens_equal_stock(family: str, mode: str) -> None:
     check_tokens(family, mode)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("read", [6, 11])
+def test_positions_go_on_where_stock_code_runs(read: int) -> None:
+    model, cache, text = patched_model("bamba"), DynamicCache(config=shared("bamba").config), ids(1, 12)
+    model(text[:, :read], past_key_values=cache)
+    found = model(text[:, read:], past_key_values=cache, output_attentions=True).logits
+    torch.testing.assert_close(found, shared("bamba")(text).logits[:, read:], rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_with_attentions_equal_stock() -> None:
+    model, told = patched_model("bamba"), {"output_attentions": True, "return_dict_in_generate": True}
+    told |= {"output_logits": True, "max_new_tokens": 3}
+    found, stock = (m.generate(PROMPT, **told).logits for m in (model, shared("bamba")))
+    torch.testing.assert_close(found, stock, rtol=1e-4, atol=1e-5)
 
 
 # Of a token: norm and projection, state space, gated norm and out; or norm, projections and rotation, attention and o.
@@ -46,6 +65,7 @@ def test_tokens_equal_stock(family: str, mode: str) -> None:
 LAUNCHES = {
     **{"bamba": [4, 2, 3, 2], "granite4": [4, 2, 3, 2], "granite4_moe": [4, 6, 3, 6]},
     "nemotron_h": [4, 7, 3, 3, 4],  # one or the other; norm, up and down, beside experts that have no gate either
+    "nemotron_h-latent": [4, 9, 3, 3, 4],
 }
 
 
@@ -119,7 +139,7 @@ def test_step_sizes_have_bounds_in_prompts_alone() -> None:
     assert list(seen.eager) == ["several tokens, of a prompt, in which step sizes have bounds"], str(seen)
 
 
-@pytest.mark.parametrize("family", ["bamba", "granite4_moe", "nemotron_h"])
+@pytest.mark.parametrize("family", ["bamba", "granite4_moe", "nemotron_h", "nemotron_h-latent"])
 def test_an_engine_with_drafts_and_snapshots(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_engine(family, monkeypatch).cache.manager.states.check()
 
@@ -132,7 +152,7 @@ def test_packed_projections() -> None:
 
 # ------------------------------------------------------------------------------------------------- what is refused
 
-REFUSED: dict[str, Callable[[Any], object]] = {
+REFUSED: dict[str, Callable[[Any], object]] = {  # of a state space
     "has .*in_proj_extra": lambda mamba: mamba.add_module("in_proj_extra", nn.Linear(1, 1)),
     "in_proj is a Identity": lambda mamba: setattr(mamba, "in_proj", nn.Identity()),
     "conv1d is a Identity": lambda mamba: setattr(mamba, "conv1d", nn.Identity()),
@@ -144,18 +164,38 @@ REFUSED: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
+LATENTS: dict[str, Callable[[Any], object]] = {  # of experts that see a projection
+    r"fc2_latent_proj maps \(48, 64\), expected \(32,": lambda block: setattr(
+        block, "fc2_latent_proj", nn.Linear(48, 64)
+    ),
+    "fc1_latent_proj is a Tanh": lambda block: setattr(block, "fc1_latent_proj", nn.Tanh()),
+    "experts have the shapes": lambda block: block._modules.update(
+        fc1_latent_proj=nn.Linear(64, 48), fc2_latent_proj=nn.Linear(48, 64)
+    ),
+    "experts that see a projection are shared": lambda block: setattr(block.experts, "group", object()),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED | LATENTS)
 def test_what_is_not_understood_is_refused(why: str) -> None:
-    layer = copy.deepcopy(shared("bamba").model.layers[0])
-    REFUSED[why](layer.mamba)
+    family, index, name = ("bamba", 0, "mamba") if why in REFUSED else ("nemotron_h-latent", 1, "mixer")
+    layer = copy.deepcopy(shared(family).model.layers[index])
+    (REFUSED | LATENTS)[why](getattr(layer, name))
     with pytest.raises(Fallback, match=why):
         build_spec(layer)
 
 
-def test_experts_behind_a_projection_are_refused() -> None:
-    options = {**KIN["nemotron_h"].options, "moe_latent_size": 32}
-    seen = report(torch_foundry.patch(random_model(config("NemotronHConfig", **options))))
-    assert seen.layers == 4 and "fc1_latent_proj: experts see" in seen.not_replaced["model.layers.1"], str(seen)
+@torch.no_grad()
+def test_packed_experts_that_see_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens, and many by tiles, have what the dequantised model has."""
+    model = patch(copy.deepcopy(shared("nemotron_h-latent")), quantize="q8_0")
+    dense = torch_foundry.unpatch(copy.deepcopy(model), dequantize=True)
+    monkeypatch.setattr(FoundryExperts, "unpacks", lambda *_: False)
+    for length in (3, 40):
+        text = ids(2, length)
+        ours, theirs = (each(text, use_cache=False).logits for each in (model, dense))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.std().item())
+    assert not report(model).fallbacks and "model.layers.1" not in report(model).not_replaced, str(report(model))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import torch
 import transformers
 
 import torch_foundry
-from tests.hf.tiny_models import COMMON, ids
+from tests.hf.tiny_cases import COMMON
+from tests.hf.tiny_models import ids
 from torch_foundry.hf.api import report
 from torch_foundry.models import families
 from torch_foundry.models.family import Family

@@ -22,7 +22,7 @@ from torch_foundry.hf.out_of_memory import is_out_of_memory
 from torch_foundry.kvcache.undo import Checkpoint
 
 MPS = "MPS backend out of memory (MPS allocated: 9.01 GiB, max allowed: 9.07 GiB). Tried to allocate 1.00 GiB."
-OPS = ("embedding", "rms_norm", "linear", "glu", "rope_kv", "attention")
+OPS = ("embedding", "rms_norm", "linear", "glu", "rope_kv", "attention", "rope_attention")
 
 
 class Allocator:

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.exact import assert_as_exact, assert_found_as_exact
-from tests.hf.tiny_models import ALL_FAMILIES, classes, ids, shared
+from tests.hf.tiny_cases import ALL_FAMILIES
+from tests.hf.tiny_models import classes, ids, shared
 from torch_foundry import quant
 from torch_foundry.hf.api import dequantize, patch, patched, quantize, report, unpatch
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
@@ -53,6 +54,7 @@ def test_tokens_are_those_of_the_rounded_weights(family: str) -> None:
     assert not seen.fallbacks and seen.fused, str(seen)
     # with experts, the shared one too, in one layer of two, or in both; with other projections in the first layer
     others = {"qwen3_next": 16, "qwen3_5": 15, "qwen3_5_moe": 21, "olmo_hybrid": 17}
+    others |= {"kimi_linear": 22, "bailing_hybrid": 21}
     linear = {"phi3": 8, "qwen2_moe": 17, **others}.get(family, 14)
     assert len(seen.packed) == linear + 2 and set(seen.packed.values()) == {"q8_0"}
     dense = [m for m in model.modules() if isinstance(m, nn.Linear) and not isinstance(m, FoundryLinear)]

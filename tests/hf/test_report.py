@@ -14,7 +14,8 @@ from torch import nn
 from transformers import DynamicCache, StaticCache
 
 import torch_foundry
-from tests.hf.tiny_models import COMMON, PROMPT, VOCAB, config, fused_all, ids, random_model, shared
+from tests.hf.tiny_cases import COMMON, VOCAB
+from tests.hf.tiny_models import PROMPT, config, fused_all, ids, random_model, shared
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.calls import LONGEST_STEP, is_step
 
@@ -56,8 +57,8 @@ def vipllava() -> Any:
     return transformers.VipLlavaForConditionalGeneration(settings)
 
 
-def gpt2() -> Any:
-    return random_model(transformers.GPT2Config(n_embd=64, n_head=2, n_layer=2, vocab_size=VOCAB, eos_token_id=2))
+def bloom() -> Any:
+    return random_model(transformers.BloomConfig(hidden_size=64, n_head=2, n_layer=2, vocab_size=VOCAB))
 
 
 def mamba() -> Any:
@@ -91,7 +92,7 @@ def generated(model: Any, tokens: int = 6, **options: Any) -> list[list[int]]:
 EMBEDS, LOOP = "the caller embeds the tokens (inputs_embeds)", "is not a model that our loop is known for"
 MODELS: list[tuple[Callable[[], Any], dict[str, str], str]] = [
     (vipllava, {"model.vision_tower.encoder.layers.1": "CLIPEncoderLayer of"}, EMBEDS),
-    (gpt2, {"transformer.h.0": "GPT2Block of"}, "GPT2Model is not a decoder"),
+    (bloom, {"transformer.h.0": "BloomBlock of"}, "BloomModel is not a decoder"),
     (mamba, {"backbone.layers.1": "MambaBlock of", "backbone.norm_f": "MambaRMSNorm"}, "MambaModel is not a decoder"),
     (t5, {"decoder.block.0": "T5Block of"}, "T5Stack is not a decoder"),
     (subclass, {"model": "Custom is not a known decoder"}, "Custom is not a decoder"),

@@ -12,7 +12,8 @@ from torch import nn
 from transformers import DynamicCache
 
 import torch_foundry
-from tests.hf.tiny_models import KIN, build, config, ids, random_model, shared
+from tests.hf.tiny_cases import KIN
+from tests.hf.tiny_models import build, config, ids, random_model, shared
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.api import report
 from torch_foundry.models.spec import build_spec

@@ -15,7 +15,8 @@ import torch
 import transformers
 from torch import distributed, multiprocessing
 
-from tests.hf.tiny_models import ALL_FAMILIES, KIN, PROMPT, build, padded, tokens
+from tests.hf.tiny_cases import ALL_FAMILIES, KIN
+from tests.hf.tiny_models import PROMPT, build, padded, tokens
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, quantize, report, unpatch
 

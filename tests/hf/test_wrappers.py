@@ -13,7 +13,8 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel
 
 import torch_foundry
-from tests.hf.tiny_models import DEVICE, VOCAB, classes
+from tests.hf.tiny_cases import VOCAB
+from tests.hf.tiny_models import DEVICE, classes
 from tests.hf.tiny_wrappers import IMAGE, OWN, VIDEO, WRAPPERS, build, prompt, shared
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report

@@ -12,7 +12,8 @@ import transformers
 from transformers import Gemma3nVisionConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from tests.hf.tiny_models import DELTA, DEVICE, VOCAB
+from tests.hf.tiny_cases import DELTA, VOCAB
+from tests.hf.tiny_models import DEVICE
 
 IMAGE, VIDEO = VOCAB - 1, VOCAB - 2  # ids of tokens whose embeddings are an image's
 OWN = VOCAB - 8  # from here on, ids are of Gemma 3n's towers

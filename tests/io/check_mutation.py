@@ -31,7 +31,7 @@ MODULES = (
     "text.vocabulary", "text.tokenizer", "io.config_json",
     "io.words.skim", "io.words.regexes", "io.words.pipeline", "io.words.folder", "io.words",
     "io.parameters", "io.packed.blocks", "io.packed.bitsandbytes", "io.packed.gptq_awq", "io.packed.mlx",
-    "io.packed.mxfp4", "io.packed.fp8",
+    "io.packed.mxfp4", "io.packed.fp8", "io.packed.modelopt",
     "io.packed.compressed_tensors", "io.packed.foundry", "io.packed", "io.assemble", "io.model_directory",
 )  # fmt: skip
 OF_FOLDERS = MODULES[MODULES.index("io.config_json") :]  # for which folders of models are read, and nothing else
@@ -302,7 +302,7 @@ FIRST: dict[str, str | tuple[str, ...]] = {
     "io.gguf.split": "G", "io.safetensors": ("S", "I"),
     "io.gguf.hyperparameters": "A", "io.gguf.blocks": "A",
     "io.packed.bitsandbytes": "PB", "io.packed.gptq_awq": ("PG", "PA"),
-    "io.packed.mlx": "PM", "io.packed.mxfp4": "PX", "io.packed.fp8": ("PE", "PI"), 
+    "io.packed.mlx": "PM", "io.packed.mxfp4": "PX", "io.packed.fp8": ("PE", "PI", "PN"), "io.packed.modelopt": "PN",
     "io.packed.compressed_tensors": ("PI", "PE"), "io.packed.foundry": "PO",
     "io.packed": ("PC", "PM0"),
     "io.model_directory": "PC",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.hf import tiny_models
+from tests.hf import tiny_cases
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ CASES = {
             "rope.scaling.factor": 8.0,
         },
     ),
-    "gemma4": Case("gemma4", "Gemma4TextConfig", tiny_models.GEMMA4, SAME_VALUES),
+    "gemma4": Case("gemma4", "Gemma4TextConfig", tiny_cases.GEMMA4, SAME_VALUES),
     "gemma4-e": Case(
         "gemma4",
         "Gemma4TextConfig",
-        {**tiny_models.GEMMA4_E, "num_hidden_layers": 4, "layer_types": [*tiny_models.MIXED] * 2}
+        {**tiny_cases.GEMMA4_E, "num_hidden_layers": 4, "layer_types": [*tiny_cases.MIXED] * 2}
         | {"hidden_size_per_layer_input": 32},
         {
             **TWO_KINDS,
@@ -241,7 +241,7 @@ CASES = {
         {"expert_count": 4, "expert_used_count": 2},
     ),
 }
-DELTA = {**tiny_models.DELTA, "linear_num_value_heads": 6}
+DELTA = {**tiny_cases.DELTA, "linear_num_value_heads": 6}
 DELTA_KEYS = {
     **{"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6},
     **{"ssm.inner_size": 192, "full_attention_interval": 2, "rope.dimension_count": 8},
@@ -253,7 +253,7 @@ SHARED_KEYS = {
     "expert_feed_forward_length": 64,
     "expert_shared_feed_forward_length": 32,
 }
-GRANITE_HYBRID = {**tiny_models.GRANITE4, "mamba_n_groups": 2, "num_local_experts": 0, "head_dim": 16}
+GRANITE_HYBRID = {**tiny_cases.GRANITE4, "mamba_n_groups": 2, "num_local_experts": 0, "head_dim": 16}
 GRANITE_HYBRID_KEYS = {
     **{"ssm.conv_kernel": 4, "ssm.state_size": 32, "ssm.group_count": 2, "ssm.time_step_rank": 8},
     **{"ssm.inner_size": 128, "attention.head_count_kv": [0, 2], "attention.scale": 0.1},
@@ -264,9 +264,19 @@ NEMOTRON_H_KEYS = {
     **{"ssm.inner_size": 128, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0]},
     **{"rope.dimension_count": 16, "rope.freq_base": 1e4},  # which nothing uses
 }
+NEMOTRON_H_MOE = {
+    **{**tiny_cases.NEMOTRON_H, "time_step_min": 0.001, "moe_shared_expert_intermediate_size": 64},
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
+}
+NEMOTRON_H_MOE_KEYS = {
+    **{**NEMOTRON_H_KEYS, "feed_forward_length": [0, 32, 0, 0], "expert_count": 8, "expert_used_count": 3},
+    **{"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "expert_shared_count": 2},
+    **{"expert_weights_norm": True, "expert_weights_scale": 1.5, "expert_group_count": 4},
+    "expert_group_used_count": 2,
+}
 LATENT = {
-    **{**tiny_models.LATENT_MOE, "kv_lora_rank": 64, "q_lora_rank": 32, "v_head_dim": 32},
-    "rope_parameters": {**tiny_models.LATENT["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7},
+    **{**tiny_cases.LATENT_MOE, "kv_lora_rank": 64, "q_lora_rank": 32, "v_head_dim": 32},
+    "rope_parameters": {**tiny_cases.LATENT["rope_parameters"], "mscale": 0.7, "mscale_all_dim": 0.7},
 }
 LATENT.pop("mlp_layer_types")
 LATENT_KEYS = {
@@ -289,7 +299,7 @@ MISTRAL4_KEYS = {
     "attention.temperature_scale": 0.4,
 }
 FALCON_H1 = {
-    **{key: value for key, value in tiny_models.FALCON_H1.items() if "multiplier" not in key},
+    **{key: value for key, value in tiny_cases.FALCON_H1.items() if "multiplier" not in key},
     "mamba_norm_before_gate": False,
 }
 FALCON_H1_KEYS = {
@@ -302,7 +312,7 @@ LAID_OUT = {
     "gemma4-moe": Case(
         "gemma4",
         "Gemma4TextConfig",
-        tiny_models.GEMMA4_MOE,
+        tiny_cases.GEMMA4_MOE,
         {**SAME_VALUES, "expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32},
     ),
     "granitemoe": Case(
@@ -408,24 +418,17 @@ LAID_OUT = {
         "nemotron_h",
         "NemotronHConfig",
         {
-            **{**tiny_models.NEMOTRON_H, "time_step_min": 0.001},
+            **{**tiny_cases.NEMOTRON_H, "time_step_min": 0.001},
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
         },
         NEMOTRON_H_KEYS,
     ),
-    "nemotron_h_moe": Case(
+    "nemotron_h_moe": Case("nemotron_h_moe", "NemotronHConfig", NEMOTRON_H_MOE, NEMOTRON_H_MOE_KEYS),
+    "nemotron_h_moe-latent": Case(  # Nemotron 3 Super
         "nemotron_h_moe",
         "NemotronHConfig",
-        {
-            **{**tiny_models.NEMOTRON_H, "time_step_min": 0.001, "moe_shared_expert_intermediate_size": 64},
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"],
-        },
-        {
-            **{**NEMOTRON_H_KEYS, "feed_forward_length": [0, 32, 0, 0], "expert_count": 8, "expert_used_count": 3},
-            **{"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "expert_shared_count": 2},
-            **{"expert_weights_norm": True, "expert_weights_scale": 1.5, "expert_group_count": 4},
-            "expert_group_used_count": 2,
-        },
+        {**NEMOTRON_H_MOE, "moe_latent_size": 32},
+        {**NEMOTRON_H_MOE_KEYS, "moe_latent_size": 32},
     ),
     "qwen3next": Case("qwen3next", "Qwen3NextConfig", {**DELTA, **SHARED}, {**DELTA_KEYS, **SHARED_KEYS}),
     "qwen35": Case(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.hf import tiny_models
+from tests.hf import tiny_cases
 from tests.io.gguf_cases import LATENT, LATENT_KEYS, MOE, PLAIN, Case
 
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
@@ -12,7 +12,7 @@ ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_siz
 THREE_OF_FOUR = {"sliding_window": 12, "num_hidden_layers": 4}
 WINDOW = {"attention.sliding_window": 12}
 SCALES = {"attention.scale": 0.1, "residual_scale": 0.4, "embedding_scale": 6.0, "logit_scale": 4.0}
-HALF = tiny_models.PARTIAL_ROPE
+HALF = tiny_cases.PARTIAL_ROPE
 PATTERN = {**WINDOW, "attention.sliding_window_pattern": [True, False]}
 
 CASES = {
@@ -29,7 +29,7 @@ CASES = {
     "exaone-moe": Case(
         "exaone-moe",
         "ExaoneMoeConfig",
-        {**MOE, "sliding_window": 12, "layer_types": tiny_models.MIXED, "routed_scaling_factor": 1.5},
+        {**MOE, "sliding_window": 12, "layer_types": tiny_cases.MIXED, "routed_scaling_factor": 1.5},
         {
             **{**EXPERTS, **PATTERN, "expert_shared_count": 1, "expert_weights_scale": 1.5},
             **{"expert_weights_norm": True, "expert_gating_func": 2, "leading_dense_block_count": 1},
@@ -39,7 +39,7 @@ CASES = {
         "mellum",
         "MellumConfig",
         {
-            **{**MOE, "sliding_window": 12, "layer_types": tiny_models.MIXED},
+            **{**MOE, "sliding_window": 12, "layer_types": tiny_cases.MIXED},
             "rope_parameters": {"full_attention": PLAIN | {"rope_theta": 5e5}, "sliding_attention": PLAIN},
         },
         {**EXPERTS, **PATTERN, "rope.freq_base": 5e5, "rope.freq_base_swa": 1e4},
@@ -75,7 +75,7 @@ CASES = {
         "Cohere2Config",
         {
             **{"num_attention_heads": 2, "num_key_value_heads": 1, "logit_scale": 0.25},
-            **{"sliding_window": 12, "layer_types": tiny_models.MIXED},
+            **{"sliding_window": 12, "layer_types": tiny_cases.MIXED},
         },
         {**PATTERN, "logit_scale": 0.25},
     ),
@@ -83,8 +83,8 @@ CASES = {
     "chatglm": Case("chatglm", "GlmConfig", keys={"rope.dimension_count": 16}),
 }
 GEMMA3N = {
-    **{**tiny_models.GEMMA3N, "num_hidden_layers": 4, "layer_types": tiny_models.MIXED * 2},
-    **{"activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0], "vocab_size_per_layer_input": tiny_models.VOCAB},
+    **{**tiny_cases.GEMMA3N, "num_hidden_layers": 4, "layer_types": tiny_cases.MIXED * 2},
+    **{"activation_sparsity_pattern": [0.5, 0.95, 0.0, 0.0], "vocab_size_per_layer_input": tiny_cases.VOCAB},
 }
 # which are not written, or don't stay packed
 READ = {
@@ -135,7 +135,7 @@ LAID_OUT = {
     "minimax-m2": Case(
         "minimax-m2",
         "MiniMaxM2Config",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": tiny_models.PARTIAL_ROPE},
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": tiny_cases.PARTIAL_ROPE},
         {
             **{"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96, "expert_gating_func": 2},
             "rope.dimension_count": 16,
@@ -158,7 +158,7 @@ LAID_OUT = {
         "granitemoe",
         "GraniteMoeSharedConfig",
         {
-            **{**tiny_models.GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+            **{**tiny_cases.GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
             **{"shared_intermediate_size": 64, "hidden_size": 128},
         },
         {
@@ -171,7 +171,7 @@ LAID_OUT = {
         "granite_swa",
         "GraniteSWAConfig",
         {
-            **{**tiny_models.GRANITE, "sliding_window": 12, "layer_types": tiny_models.MIXED},
+            **{**tiny_cases.GRANITE, "sliding_window": 12, "layer_types": tiny_cases.MIXED},
             **{"layer_rope_theta": [1e4, 0.0], "hidden_size": 128, "rope_parameters": PLAIN},
         },
         {**PATTERN, **SCALES, "attention.rope_pattern": [True, False]},
@@ -181,7 +181,7 @@ LAID_OUT = {
         "granite_swa",
         "GraniteMoeSWAConfig",
         {
-            **{**tiny_models.GRANITE, "sliding_window": 12, "layer_types": tiny_models.MIXED, "hidden_size": 128},
+            **{**tiny_cases.GRANITE, "sliding_window": 12, "layer_types": tiny_cases.MIXED, "hidden_size": 128},
             **{"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": PLAIN},
         },
         {**PATTERN, **SCALES, "expert_count": 4, "expert_used_count": 2},
@@ -196,11 +196,27 @@ LAID_OUT = {
         )
         for kind, parallel in (("parallel", True), ("in-turn", False))
     },
+    # the first layer has no experts, and a recurrent state; the other doesn't rotate
+    "kimi-linear": Case(
+        "kimi-linear",
+        "KimiLinearConfig",
+        {
+            **{key: value for key, value in LATENT.items() if key not in ("n_routed_experts", "rope_parameters")},
+            **{"q_lora_rank": None, "num_local_experts": 8, "n_shared_experts": 1, "linear_head_dim": 32},
+            **{"linear_num_heads": 4, "layer_types": ["linear_attention", "full_attention"], "n_group": 1},
+            "topk_group": 1,
+        },
+        {
+            **{key: value for key, value in LATENT_KEYS.items() if "scaling" not in key and "q_lora" not in key},
+            **{"attention.head_count_kv": [0, 1], "attention.value_length": 72, "ssm.conv_kernel": 4},
+            **{"kda.head_dim": 32, "expert_gating_func": 2, "expert_shared_count": 1},
+        },
+    ),
     # which is Youtu: no layer has experts
     "deepseek2-dense": Case(
         "deepseek2",
         "YoutuConfig",
-        {key: value for key, value in LATENT.items() if key not in tiny_models.GROUPED_MOE},
+        {key: value for key, value in LATENT.items() if key not in tiny_cases.GROUPED_MOE},
         {
             **{key: value for key, value in LATENT_KEYS.items() if not key.startswith("expert_")},
             **{"leading_dense_block_count": 2, "expert_feed_forward_length": 96, "expert_shared_count": 0},

@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import torch
 
-from tests.hf.tiny_models import COMMON, VOCAB, config
+from tests.hf.tiny_cases import COMMON, VOCAB
+from tests.hf.tiny_models import config
 from tests.io import gguf_cases, gguf_kin_cases
 
 CASES, LAID_OUT = (getattr(gguf_cases, kind) | getattr(gguf_kin_cases, kind) for kind in ("CASES", "LAID_OUT"))
@@ -110,6 +111,16 @@ def converted(name: str, model: Any) -> dict[str, np.ndarray]:
         if case.arch == "granite_swa" and key.endswith("sinks"):
             found[f"blk.{key.split('.')[2]}.attn_sinks.weight"] = tensor.numpy()
             continue
+        if ".conv1d." in key and case.arch == "kimi-linear":
+            layer = key.split(".")[2]
+            for x, part in zip("qkv", tensor.chunk(3), strict=True):
+                found[f"blk.{layer}.ssm_conv1d_{x}.weight"] = part.numpy()
+            continue
+        if ".forget_gate." in key:
+            key = key.replace(".forget_gate", "").replace("dt_bias", "dt_proj.bias")
+            if key.endswith("A_log"):
+                found[names.get_name(key)] = -tensor.exp().view(-1, 1).numpy()
+                continue
         if case.arch == "gptneox" and "query_key_value" in key:  # a head's queries, keys and values lie together
             heads = tensor.view(settings.num_attention_heads, 3, -1, *tensor.shape[1:])
             tensor = heads.transpose(0, 1).reshape(tensor.shape)
@@ -288,7 +299,7 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
         "vocab_size": settings.vocab_size,
     }
     if "rope.freq_base" not in case.keys:
-        keys["rope.freq_base"] = float(settings.rope_parameters["rope_theta"])
+        keys["rope.freq_base"] = float(getattr(settings, "rope_parameters", {"rope_theta": 1e4})["rope_theta"])
     if head * heads != settings.hidden_size:
         keys |= {"attention.key_length": head, "attention.value_length": head}
     keys = {f"{case.arch}.{key}": value for key, value in {**keys, **case.keys}.items()}
@@ -297,7 +308,7 @@ def contents(name: str, model: Any, choose: Callable[[str], str] = mixed) -> tup
             keys[f"xielu.{number}"] = [float(getattr(layer.mlp.act_fn, number)) for layer in model.model.layers]
     tensors: Tensors = {}
     for tensor, value in converted(name, model).items():
-        vector = not tensor.endswith(".weight") or tensor.endswith(("conv1d.weight", "_norm.weight"))
+        vector = not tensor.endswith(".weight") or "conv1d" in tensor or tensor.endswith("_norm.weight")
         matrix = value.ndim > 1 and not vector
         kind = TYPES[choose(tensor) if matrix else "f32"]
         tensors[tensor] = gguf.quantize(value, kind), kind

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3_5Config
 
 import torch_foundry
-from tests.hf import tiny_models, tiny_wrappers
+from tests.hf import tiny_cases, tiny_models, tiny_wrappers
 from tests.io import words
 from torch_foundry import LoadError
 
@@ -86,7 +86,7 @@ LEFT_OUT = ("emu3",)  # a decoder that AutoModelForCausalLM does not know by its
     "family",
     [
         pytest.param(family, marks=() if family in NOW else pytest.mark.tier("models"))
-        for family in {**tiny_models.ALL_FAMILIES, **tiny_models.KIN}
+        for family in {**tiny_cases.ALL_FAMILIES, **tiny_cases.KIN}
         if family not in LEFT_OUT
     ],
 )
@@ -238,3 +238,30 @@ def test_experts_that_are_not_all_there(tmp_path: Path, tokenizer: Any) -> None:
     assert refusal(tmp_path).code == "TENSOR_MISSING"
     save_file({**good, lost: torch.ones(3, 64)}, weights)
     assert refusal(tmp_path).code == "SHAPE"
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_bigcode", "gpt_neo", "opt"])
+def test_folders_of_gpt2s_kin(family: str, tmp_path: Path, tokenizer: Any) -> None:
+    """Their class would ignore tensors by names that are part of others' (attn.bias, of c_attn.bias)."""
+    stock = tiny_models.build(family)
+    stock.save_pretrained(tmp_path / "dense")
+    packed = torch_foundry.patch(copy.deepcopy(stock), quantize="q8_0")
+    packed.save_pretrained(tmp_path / "packed")
+    for folder, whole in (("dense", stock), ("packed", packed)):
+        tokenizer.save_pretrained(tmp_path / folder)
+        model, _ = load(tmp_path / folder)
+        model.generation_config.eos_token_id = None
+        assert tiny_models.tokens(model) == tiny_models.tokens(whole) and tiny_models.fused_all(model)
+
+
+def test_a_folder_saved_without_an_output_layer(tmp_path: Path, tokenizer: Any) -> None:
+    """As GPT-2 was published: names lack the decoder's, and causal masks are stored."""
+    stock = tiny_models.build("gpt2")
+    stock.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    tensors = {n.removeprefix("transformer."): t for n, t in load_file(tmp_path / "model.safetensors").items()}
+    masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
+    save_file(tensors | masks, tmp_path / "model.safetensors", {"format": "pt"})
+    model, _ = load(tmp_path)
+    model.generation_config.eos_token_id = None
+    assert tiny_models.tokens(model) == tiny_models.tokens(stock) and tiny_models.fused_all(model)

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType as Type
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
-from tests.hf import tiny_models
+from tests.hf import tiny_cases, tiny_models
 from tests.io.gguf_models import LAID_OUT, Keys, Tensors, contents, make, write_file
 from torch_foundry import LoadError, save_gguf
 from torch_foundry.nn import FoundryExperts, FoundryLinear
@@ -58,6 +58,16 @@ def test_the_parameters_are_those_that_the_file_was_made_from(name: str, tmp_pat
     assert read.keys() == tensors.keys()
     for key, (value, _) in tensors.items():
         np.testing.assert_allclose(read[key], value, rtol=1e-6, atol=1e-6, err_msg=key)
+
+
+def test_convolutions_may_have_four_dimensions(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes Kimi Linear's; its quantizer drops the first."""
+    keys, tensors = contents("kimi-linear", stock("kimi-linear"), lambda _: "f32")
+    for key in [key for key in tensors if "conv1d" in key]:
+        tensors[key] = tensors[key][0][None], Type.F32
+    write_file(tmp_path / "model.gguf", "kimi-linear", keys, tensors)
+    state, expected = dense(load(tmp_path / "model.gguf")), stock("kimi-linear").state_dict()
+    assert all(torch.equal(state[key], value) for key, value in expected.items() if "conv1d" in key)
 
 
 def in_one(read: dict[str, np.ndarray], tensors: Tensors) -> dict[str, np.ndarray]:
@@ -118,7 +128,7 @@ def test_what_is_packed_stays_packed(name: str, tmp_path: Path) -> None:
 
 def test_multipliers_are_part_of_the_weights(tmp_path: Path) -> None:
     """Falcon-H1's. The model of the file has none and is as exact as the one that has."""
-    settings = {**LAID_OUT["falcon-h1"].options, **tiny_models.FALCON_H1, "attention_in_multiplier": 1.5}
+    settings = {**LAID_OUT["falcon-h1"].options, **tiny_cases.FALCON_H1, "attention_in_multiplier": 1.5}
     model = tiny_models.random_model(tiny_models.config("FalconH1Config", **settings))
     keys, tensors = contents("falcon-h1", model, lambda _: "f32")
     write_file(tmp_path / "model.gguf", "falcon-h1", keys, tensors)
@@ -183,7 +193,7 @@ def test_two_types_in_one_parameter(tmp_path: Path) -> None:
 
 def test_columns_that_blocks_keep_together(tmp_path: Path) -> None:
     """A block of 256 has several value heads, so columns stay where they are, and what they multiply is reordered."""
-    values = tiny_models.HYBRIDS["qwen3_5"].options | {"linear_num_value_heads": 16}
+    values = tiny_cases.HYBRIDS["qwen3_5"].options | {"linear_num_value_heads": 16}
     model = tiny_models.random_model(tiny_models.config("Qwen3_5TextConfig", **values))
     save_gguf(model, tmp_path / "dense.gguf")
     read = gguf.GGUFReader(tmp_path / "dense.gguf")

@@ -15,7 +15,7 @@ import torch
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
-from tests.hf import tiny_models
+from tests.hf import tiny_cases, tiny_models
 from tests.io.gguf_models import CASES, INTERLEAVED, contents, converted, make, mixed, names_of, write, write_file
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
@@ -71,7 +71,7 @@ def test_the_model_is_the_one_that_the_file_was_made_from(name: str, tmp_path: P
     stored = write(path, name, stock(name), mixed)
     twin = twin_of(name, stored, mixed)
     model, tokenizer = torch_foundry.load(path, device="cpu", progress=False)
-    assert len(tokenizer) == tiny_models.VOCAB and type(model.config) is type(twin.config)
+    assert len(tokenizer) == tiny_cases.VOCAB and type(model.config) is type(twin.config)
     assert packed_bytes(model, name) == {key: value.tobytes() for key, value in unswapped(name, stored).items()}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     model.generation_config.eos_token_id = None

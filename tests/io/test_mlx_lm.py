@@ -15,7 +15,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: make test-mlx")
 import mlx.core as mx
 import numpy as np
 from mlx_lm import utils
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import torch_foundry
 from tests.hf import tiny_models, tiny_wrappers
@@ -39,6 +39,14 @@ SAID: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window_pattern": "LG"},
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "solar_open": {"first_k_dense_replace": 0, "partial_rotary_factor": 1.0},
+    "kimi_linear": {
+        "linear_attn_config": {
+            **{"kda_layers": [1], "full_attn_layers": [2], "num_heads": 3, "head_dim": 32},
+            "short_conv_kernel_size": 4,
+        },
+        **{"first_k_dense_replace": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid"},
+        **{"moe_layer_freq": 1, "rope_theta": 1e4},
+    },
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next"), SPARSE),
@@ -61,7 +69,7 @@ FAMILIES = (
     *("apertus", "nemotron", "starcoder2", "stablelm", "stablelm-parallel", "cohere", "cohere2", "exaone4", "glm"),
     *("ministral3", "ernie4_5", "glm4", "phimoe", "granitemoe", "mellum", "glm4_moe", "deepseek_v2", "deepseek_v3"),
     *("glm4_moe_lite", "mistral4", "mistral4-direct", "afmoe", "dots1", "solar_open", "laguna", "nemotron_h"),
-    *("falcon_h1", "lfm2_moe", "granite4", "granite4_moe"),
+    *("kimi_linear", "falcon_h1", "lfm2_moe", "granite4", "granite4_moe"),
 )
 WRAPPERS = ("gemma3", "gemma4", "gemma4_unified", "gemma3n", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -87,6 +95,10 @@ def family(name: str, folder: Path) -> tuple[Any, dict[str, Any]]:
     stock = tiny_models.build(name, **{**SIZES, **OPTIONS.get(name, {})})
     stock.save_pretrained(folder)
     config = published(json.loads((folder / "config.json").read_text()), SAID.get(name, {}))
+    if name == "kimi_linear":  # as it is published, where layers without experts have an MLP
+        state = load_file(folder / "model.safetensors")
+        state = {key.replace("layers.0.block_sparse_moe.", "layers.0.mlp."): value for key, value in state.items()}
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
     if not name.startswith("qwen3_5"):
         return stock, config
     # mlx-lm knows these as decoders of wrappers, whose tensors are the model's own

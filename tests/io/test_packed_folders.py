@@ -271,6 +271,6 @@ def test_unknown_methods_are_named(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     config["quantization_config"]["quant_method"] = "hqq"
     path.write_text(json.dumps(config))
-    known = r"mlx, .*, fp8, fbgemm_fp8, compressed-tensors, torch_foundry \(import torch_foundry .*\), foundry"
+    known = r"mlx, .*, fbgemm_fp8, compressed-tensors, modelopt, torch_foundry \(import torch_foundry .*\), foundry"
     with pytest.raises(LoadError, match=f"expected {known}, found 'hqq'"):
         torch_foundry.load(tmp_path, device="cpu", progress=False)

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Type
 
 import torch_foundry
 from tests.exact import assert_found_as_exact
-from tests.hf import tiny_models
+from tests.hf import tiny_cases, tiny_models
 from tests.io.gguf_models import converted, write_file
 from torch_foundry import patch, quant, save_gguf, unpatch
 from torch_foundry.nn import FoundryExperts
@@ -76,7 +76,7 @@ MIXED = {"*.experts": "q4_1", "*.v_proj": "q8_0", "*.qkv_proj": "q5_1", "*": "q5
 
 
 @pytest.mark.parametrize("formats", [None, "q8_0", MIXED], ids=["dense", "q8_0", "mixed"])
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("family", tiny_cases.FAMILIES)
 def test_every_family(family: str, formats: Any, tmp_path: Path) -> None:
     model, path = copy.deepcopy(tiny_models.shared(family)), tmp_path / "model.gguf"
     if isinstance(formats, dict):

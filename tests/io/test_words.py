@@ -59,6 +59,17 @@ def test_classes_of_other_vocabularies(name: str, tmp_path: Path) -> None:
     assert name in caught.value.found
 
 
+@pytest.mark.parametrize("config", ["Qwen2Config", "LlamaConfig"])
+def test_a_folder_without_a_tokenizer(config: str, tmp_path: Path) -> None:
+    """transformers makes one of nothing for some models, which gives no ids for any text."""
+    tiny_models.random_model(tiny_models.config(config, vocab_size=64)).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(LoadError, match=r"expected tokenizer\.json, .*, found none of these files \[VOCAB_MISSING\]"):
+        load(tmp_path)
+    model, tokenizer = torch_foundry.load(tmp_path, device="cpu", allow="VOCAB_MISSING")
+    assert model.config.vocab_size == 64 and tokenizer is None
+
+
 def test_the_class_changes_no_id_and_names_special_tokens(tmp_path: Path) -> None:
     """GPT-2's class makes another pre-tokenizer than this file has; T5's another vocabulary."""
     spec = words.byte_level([words.split(GPT4O)])

@@ -12,7 +12,8 @@ import transformers
 from transformers.cache_utils import DynamicCache
 
 import torch_foundry
-from tests.hf.tiny_models import COMMON, ids
+from tests.hf.tiny_cases import COMMON
+from tests.hf.tiny_models import ids
 from torch_foundry import demo_model
 from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.paged import PagedCache

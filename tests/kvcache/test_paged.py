@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 import torch_foundry
 from tests.hf.tiny_models import config, ids, random_model
 from torch_foundry import ops
+from torch_foundry.core.memory import DoesNotFit
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.block_manager import OutOfBlocks
 from torch_foundry.kvcache.formats import decoded, encoded, parse
@@ -229,5 +230,5 @@ def test_mistakes() -> None:
     model = torch_foundry.patch(random_model(config("LlamaConfig", num_hidden_layers=3)))
     with torch.no_grad(), pytest.raises(RuntimeError, match="it was made for 2 layers, and the model has more"):
         model(ids(1, 5), past_key_values=PagedCache(LLAMA, 4))
-    with pytest.raises(RuntimeError, match="blocks of 16 tokens are too many"):
+    with pytest.raises(DoesNotFit, match="no room for 16777216 blocks of 16 tokens"):
         PagedCache(LLAMA, 2**24).update(k, k, 0)

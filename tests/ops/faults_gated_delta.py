@@ -9,31 +9,43 @@ import test_gated_delta as tests
 from kit import F32, Fault, within
 from test_gated_delta import Case
 
+PROMPT, SOLVE = "gated_delta_prompt.metal", "gated_delta_solve.metal"
+
 
 def _fault(name: str, old: str, new: str, case: Case | None = None, run: Any = None) -> Fault:
     given = case or Case(lengths=(3, 2), counts=(2, 0))
     return Fault(f"gated_delta-{name}", "gated_delta.metal", old, new, run or (lambda: tests.test_accuracy(given, F32)))
 
 
-def _input(name: str, old: str, new: str, file: str = "gated_delta_inputs.h") -> Fault:
-    return dataclasses.replace(_fault(name, old, new), file=file)
+def _input(name: str, old: str, new: str, file: str = "gated_delta_inputs.h", case: Case | None = None) -> Fault:
+    return dataclasses.replace(_fault(name, old, new, case), file=file)
 
 
-def _prompt(name: str, old: str, new: str, run: Any = None, file: str = "") -> Fault:
+def _prompt(name: str, old: str, new: str, run: Any = None, file: str = "", kernel: str = PROMPT) -> Fault:
     check = run or (lambda: tests.test_prompts(Case(prompts=True, lengths=(9, 33, 40), counts=(0, 2, 8)), F32))
-    return Fault(f"gated_delta-prompt-{name}", "gated_delta_prompt.metal", old, new, check, file)
+    return Fault(f"gated_delta-prompt-{name}", kernel, old, new, check, file)
 
 
-def _barrier(name: str, then: str, flags: str = "mem_flags::mem_threadgroup", case: Case = tests.LANES[1]) -> Fault:
+def _solve(name: str, old: str, new: str, of_rows: bool = False, file: str = "") -> Fault:
+    lengths = Case(prompts=True, lengths=(9, 33, 40), counts=(0, 2, 8), per_key=1, of_rows=of_rows)
+    return _prompt(name, old, new, lambda: tests.test_prompts(lengths, F32), file, SOLVE)
+
+
+def _barrier(
+    name: str, then: str, flags: str = "mem_flags::mem_threadgroup", case: Case = tests.LANES[1], kernel: str = PROMPT
+) -> Fault:
     old = f"threadgroup_barrier({flags}); {then}"
-    return _prompt(f"barrier-{name}", old, then, lambda: tests.test_lane_orders(case))
+    return _prompt(f"barrier-{name}", old, then, lambda: tests.test_lane_orders(case), kernel=kernel)
+
+
+ROWS = Case(lengths=(3, 2), counts=(2, 0), per_key=1, of_rows=True)  # of the state, which decay by themselves
 
 
 NARROW = Case(prompts=True, lengths=(40,), key_dim=96, value_dim=32)  # of whose keys a simdgroup has none
 PROMPT_FAULTS = [
     _prompt("sequences-overlap", "/ recurrent_chunk * recurrent_chunk;", "/ recurrent_chunk * 8;", file="chunks.h"),
-    _prompt("decay-of-the-token-itself", "log += to > lane ? logs[to]", "log += to >= lane ? logs[to]"),
-    _prompt("decays-between-tiles", "for (uint t = from + 1;", "for (uint t = from + 2;", file="chunks.h"),
+    _solve("decay-of-the-token-itself", "log += to > lane ? logs[to]", "log += to >= lane ? logs[to]"),
+    _solve("decays-between-tiles", "for (uint t = from + 1;", "for (uint t = from + 2;", file="chunks.h"),
     _prompt(
         "rest-of-the-chunk",
         "simd_prefix_exclusive_sum(metal::simd_shuffle(",
@@ -42,9 +54,40 @@ PROMPT_FAULTS = [
     ),
     _prompt("window-not-stored", "if (t + 1 == tokens)", "if (t + 1 == 0)"),
     _prompt("queries-not-scaled", "unit * rsqrt(float(DK))", "unit"),
-    _prompt("decay-behind-the-end", "softplus(step) : 0.0f", "softplus(step) : -1.0f"),
-    _prompt("own-token-not-seen", "lane <= to ? exp(log)", "lane < to ? exp(log)"),
-    _prompt("no-substitution", "for (int j = 0; j < t; ++j) sum =", "for (int j = 0; j + 1 < t; ++j) sum ="),
+    _prompt("decay-behind-the-end", "args) : 0.0f", "args) : -1.0f"),
+    _solve("own-token-not-seen", "lane <= to ? exp(log)", "lane < to ? exp(log)"),
+    _solve("no-substitution", "for (int j = 0; j < t; ++j) sum =", "for (int j = 0; j + 1 < t; ++j) sum ="),
+    _solve(
+        "rows-decay-with-the-token-itself",
+        "key[c] = d < DK ? k[at] : 0.0f, log[c] = 0.0f;",
+        "key[c] = d < DK ? k[at] : 0.0f, log[c] = d < DK ? g[at] : 0.0f;",
+        of_rows=True,
+    ),
+    _solve(
+        "rows-decay-behind-with-their-own",
+        "g[at] = k[at] * exp(behind); behind += logs[t];",
+        "behind += logs[t]; g[at] = k[at] * exp(behind);",
+        of_rows=True,
+    ),
+    _solve(
+        "rows-decay-before-the-token",
+        "until += logs[t]; q[at] *= exp(until);",
+        "q[at] *= exp(until); until += logs[t];",
+        of_rows=True,
+    ),
+    _solve("rows-of-the-first-32", "parts = (DK + 31) / 32", "parts = 1", of_rows=True),
+    _prompt(
+        "one-decay-of-rows",
+        "decays[(2 * p + i) * 8]",
+        "decays[0]",
+        lambda: tests.test_prompts(dataclasses.replace(ROWS, prompts=True, lengths=(33, 40)), F32),
+    ),
+    _prompt(
+        "keys-without-what-decays-behind",
+        "D == 1 ? k : row",
+        "D > 0 ? k : row",
+        lambda: tests.test_prompts(dataclasses.replace(ROWS, prompts=True, lengths=(33, 40)), F32),
+    ),
     _prompt("window-not-moved-on", "last[c][w - 1] = last[c][w];", "last[c][w - 1] = last[c][w - 1];"),
     _prompt("window-of-the-first-of-four", "int(from) - 1, before", "int(from), before"),
     _prompt(
@@ -71,9 +114,17 @@ PROMPT_FAULTS = [
         "for (int c = 0; c < DV / 32; ++c) {\n      o[c] =",
         "for (int c = 0; c < 1; ++c) {\n      o[c] =",
     ),
-    _barrier("before-the-next-chunk", "if (simdgroup == 0) { logs[lane] =", case=tests.LANES[2]),
-    _barrier("of-products", "float log = logs_between("),
-    _barrier("of-weights", "if (simdgroup == 0) for (int t"),
+    _barrier("before-the-next-chunk", "if (simdgroup == 0) { logs[lane] =", case=tests.LANES[2], kernel=SOLVE),
+    _barrier("of-products", "float log = logs_between(", kernel=SOLVE),
+    _barrier("of-weights", "if (simdgroup == 0) substitute(keys, queries", kernel=SOLVE),
+    _barrier("before-the-next-chunk-of-rows", "for (int i = int(simdgroup)", case=tests.LANES[5], kernel=SOLVE),
+    _barrier(
+        "before-keys-are-replaced",
+        "for (uint d = tid;",
+        "mem_flags::mem_threadgroup | mem_flags::mem_device",
+        case=tests.LANES[4],
+        kernel=SOLVE,
+    ),
     _barrier("before-sums-are-written", "for (int i = 0; i < tiles; ++i) for (int c = 0; c < 2; ++c) for (int n"),
     _barrier(
         "before-sums-are-read",
@@ -91,6 +142,11 @@ FAULTS = [
     _fault("keys-less-than-unit", "k_scale = rsqrt(simd_sum(kk) + 1e-6f);", "k_scale = rsqrt(simd_sum(kk) + 1.0f);"),
     _fault("beta-scale-left-out", "args.beta_scale * sigmoid", "sigmoid", Case(beta_scale=2.0)),
     _fault("decay-left-out", "state[r][c] *= decay;", "state[r][c] *= 1.0f;"),
+    _fault("one-decay-of-rows", "if (D > 1) decay = row", "if (D > 1024) decay = row", ROWS),
+    _fault("one-bias-of-rows", "float(dt_bias[head * D + d]); decays", "float(dt_bias[head]); decays", ROWS),
+    _input("bound-left-out", "args.log_bound == 0.0f ?", "args.log_bound <= 0.0f ?", case=Case(log_bound=-5.0)),
+    _input("rate-left-out", "sigmoid(rate * step)", "sigmoid(step)", case=Case(log_bound=-5.0)),
+    _input("sigmoid-gate-left-out", "args.sigmoid_gate != 0", "args.sigmoid_gate > 1", case=Case(sigmoid_gate=True)),
     _fault("state-zero-is-read", "begin != 0 && row < DK && column < DV ?", "row < DK && column < DV ?"),
     _fault("own-change-not-seen",
            *within("changes[tid] = change;\n        o = fma(qk, change, o);", "fma(qk", "fma(0.0f")),

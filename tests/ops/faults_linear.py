@@ -225,7 +225,10 @@ FAULTS = [
     _format("eighth-sign", "0x6996u", "0x6997u", "iq2_xxs.h"),
     _format("half-of-the-grid", "q & 0x1ff", "q & 0xff", "iq2_xs.h"),
     _format("upper-bits-of-entries", "high << 8", "high << 7", "iq2_s.h"),
-    _format("largest-magnitude", "(code + 1) / 8 * 2", "(code + 1) / 8", "iq3_xxs.h"),
+    _format("largest-magnitude", ">> 2 & 0x02020202u", ">> 3 & 0x01010101u", "iq3_xxs.h"),
+    _format("last-magnitude-of-three", "(codes >> 1 & 0x01010101u)", "(codes >> 1 & 0x00010101u)", "iq2_xxs.h"),
+    _format("sign-of-the-fifth", "0x88011u", "0x88001u", "iq2_xxs.h"),
+    _format("carry-of-a-negative", "0x80808080u - ones", "0x80808080u - 2 * ones", "iq2_xxs.h"),
     _format("ninth-bit-of-the-second", "(high & 2) << 7", "(high & 2) << 6", "iq3_s.h"),
     _embedding(
         "scale-before-rounding", "float(T(known ? d", "float((known ? d", EmbeddingCase(scale=33.941125, format="f32")

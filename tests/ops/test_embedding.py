@@ -26,6 +26,7 @@ class Case(kit.Case):
     format: str | None = None  # None: dense, of the dtype of the result
     scale: float = 1.0
     wide_ids: bool = True
+    residual: bool = False
 
 
 CASES = [
@@ -36,6 +37,8 @@ CASES = [
     (Case(scale=33.941125), F16),  # sqrt(1152), no number of f16 or bf16
     (Case(scale=33.941125, hidden=31), BF16),
     (Case(format="f16"), F32),
+    *((Case(hidden=h, scale=5.656854, residual=True), d) for h in (9, 64) for d in (F32, F16)),
+    (Case(hidden=64, format="q8_0", scale=5.656854, residual=True), BF16),
     *((Case(hidden=3 * quant.FORMATS[name].block_size, format=name), F32) for name in PACKED),
     *((Case(hidden=quant.FORMATS[name].block_size, format=name, scale=5.656854), BF16) for name in kit.CODES),
 ]
@@ -48,7 +51,9 @@ def inputs(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     weight = dense.to(dtype) if case.format is None else weights.packed(dense, case.format)
     ids = torch.randint(0, case.vocab, (case.tokens,), generator=g, dtype=torch.int64 if case.wide_ids else torch.int32)
     ids[0] = case.vocab - 1
-    return {"ids": ids, "weight": weight, "format": case.format, "dtype": dtype, "scale": case.scale}
+    residual = kit.normal(g, case.tokens, case.hidden, dtype=dtype) if case.residual else None
+    given = {"ids": ids, "weight": weight, "format": case.format, "dtype": dtype, "scale": case.scale}
+    return given if residual is None else {**given, "residual": residual}
 
 
 run = ops.embedding
@@ -127,6 +132,7 @@ def test_opcheck() -> None:
     ids, table = torch.randint(0, 9, (2, 3)), torch.randn(9, 64)
     kit.opcheck("embedding", ids, table, None, F32, 2.0)
     kit.opcheck("embedding", ids, quant.quantize(table, PACKED[0]), PACKED[0], F16, 1.0, True)
+    kit.opcheck("embedding", ids, table, None, F32, 1.0, False, torch.randn(2, 3, 64))
 
 
 def _ids(*values: int) -> Tensor:
@@ -164,5 +170,8 @@ def test_bad_inputs() -> None:
         ops.embedding(_ids(0), table, dtype=torch.float64)
     with kit.refuses(r"scale: expected a finite number"):
         ops.embedding(_ids(0), table, scale=float("inf"))
+    for wrong, why in ((torch.randn(1, 64).half(), "dtype"), (torch.randn(2, 64), "the shape of the output")):
+        with kit.refuses(f"residual: expected {why}"):
+            ops.embedding(_ids(0), table, residual=wrong)
     with kit.refuses(r"output: expected at most 2\^31-1 elements"):
         ops.embedding(torch.zeros(2**26, dtype=torch.int32), table)

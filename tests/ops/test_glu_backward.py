@@ -15,7 +15,7 @@ from torch_foundry.testing import op_checks
 from torch_foundry.testing import reference as forward
 from torch_foundry.testing import reference_backward as plain
 
-ACTIVATIONS = ["silu", "gelu_tanh", "gelu", "sigmoid", "relu2", "softplus", "clamped_swiglu"]
+ACTIVATIONS = ["silu", "gelu_tanh", "gelu", "sigmoid", "relu", "relu2", "softplus", "clamped_swiglu"]
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def test_bad_inputs() -> None:
         run(x[:1], x, x)
     with kit.refuses(r"grad: expected a contiguous last dimension"):
         run(torch.randn(8, 2).t(), x, x)
-    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, .*got relu"):
-        run(x, x, x, "relu")
+    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, .*got elu"):
+        run(x, x, x, "elu")
 
 
 # ------------------------------------------------------------------------------------------------------------- autograd
@@ -168,6 +168,7 @@ STORE_GATE = "store(gate_grad + row * args.n + i, of_gate);"
 FAULTS = [
     _fault("silu", "return sigmoid(x) * (1.0f + x", "return sigmoid(x) * (1.0f - x", "silu"),
     _fault("sigmoid", "return sigmoid(x) * sigmoid(-x)", "return sigmoid(x) * sigmoid(x)", "sigmoid"),
+    _fault("relu", "x > 0.0f ? 1.0f", "x < 0.0f ? 1.0f", "relu"),
     _fault("relu2", "0.0f : 2.0f * x", "0.0f : x", "relu2"),
     _fault("gelu-density", "0.3989422804f", "0.3898422804f", "gelu"),
     _fault("gelu-tanh-cubic", "1.0f + 3.0f * cubic", "1.0f + cubic", "gelu_tanh"),

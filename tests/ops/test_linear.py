@@ -82,7 +82,7 @@ for _m in (3, 33):
         (Case(_m, scale=-3.0), F32),
         *(
             (Case(_m, bias=True, activation=a), F32)
-            for a in ("silu", "gelu_tanh", "gelu", "sigmoid", "softplus", "relu2")
+            for a in ("silu", "gelu_tanh", "gelu", "sigmoid", "softplus", "relu", "relu2")
         ),
         (Case(_m, **FULL), F32),
     ]
@@ -335,8 +335,8 @@ def test_bad_inputs() -> None:
         ops.linear(x, packed, format="q4_k")
     with kit.refuses(r"weight: expected an address that is a multiple of 2 bytes"):
         ops.linear(x, kit.shifted(packed), format="q8_0")
-    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, .*got relu"):
-        ops.linear(x, w, activation="relu")
+    with kit.refuses(r"activation: expected one of silu, gelu_tanh, gelu, .*got elu"):
+        ops.linear(x, w, activation="elu")
     with kit.refuses(r"activation: expected one of a single number, got clamped_swiglu"):
         ops.linear(x, w, activation="clamped_swiglu")
     with kit.refuses(r"scale: expected a finite number"):

@@ -289,7 +289,7 @@ def test_bad_inputs() -> None:
     refuse(r"gate: expected 3 dimensions", ops.moe_glu, glu, gate=glu["gate"][0])
     refuse(r"gate: expected 1 to 1024 experts", ops.moe_glu, glu, gate=glu["gate"][:0])
     refuse(r"norm_weight: expected \[in_features=256\]", ops.moe_glu, glu, norm_weight=torch.ones(8))
-    refuse(r"activation: expected one of", ops.moe_glu, glu, activation="relu")
+    refuse(r"activation: expected one of", ops.moe_glu, glu, activation="elu")
     refuse(r"gate_bias: expected \[experts=6, out_features=24\]", ops.moe_glu, glu, biases=(torch.ones(6, 8), None))
     refuse(r"up_bias: expected dtype Float, got Half", ops.moe_glu, glu, biases=(None, torch.ones(6, 24).half()))
     refuse(r"bias: expected \[experts=6, out_features=24\]", ops.moe_down, down, bias=torch.ones(24))

@@ -376,7 +376,7 @@ def test_bad_inputs() -> None:
     refuse(r"eps: expected a finite", ops.norm_linear, given, eps=-1.0)
     refuse(r"format: expected one of", ops.norm_linear, given, formats=["q9"])
     refuse(r"gate and up of the same shape", ops.norm_glu, pair, up=torch.zeros(8, 256))
-    refuse(r"activation: expected one of", ops.norm_glu, pair, activation="relu")
+    refuse(r"activation: expected one of", ops.norm_glu, pair, activation="elu")
     refuse(r"weights: expected heads \* 48", ops.norm_qkv, heads, head_dim=48)
     refuse(r"start: expected start \+ 1", ops.norm_qkv, heads, start=16)
     refuse(r"k_cache: expected \[batch=1, kv_heads=2", ops.norm_qkv, heads, k_cache=heads["k_cache"][:, :1])

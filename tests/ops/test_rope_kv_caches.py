@@ -278,10 +278,10 @@ FAULTS = [
     Fault(
         "rope-pairs-side-by-side-into-a-packed-cache",
         "rope_kv.metal",
-        "if (pair.rotates && args.deinterleave)",
-        "if (args.deinterleave && !pair.rotates)",
+        "args.deinterleave && i < rotates ?",
+        "args.deinterleave && i >= rotates ?",
         lambda: packs(Case(interleaved=True, deinterleave=True, rotary=32), F32, None, "q8_0"),
-        "heads.h",
+        "new_heads.h",
     ),
     Fault(
         "store-scale-not-the-stored-one",
@@ -362,9 +362,10 @@ FAULTS = [
     Fault(
         "store-no-norm",
         STORE,
-        "a * inverse, float(gain[pair.first])",
-        "a, float(gain[pair.first])",
+        "apply<T>(h.x[e] * inverse, weight[e])",
+        "apply<T>(h.x[e], weight[e])",
         test_norms_of_heads_before,
+        "new_heads.h",
     ),
     Fault(
         "store-norm-of-rows-of-heads-alone",
@@ -372,13 +373,14 @@ FAULTS = [
         "has_row_norm ? inverse_of_row(",
         "!has_row_norm ? inverse_of_row(",
         lambda: ragged(None, True, True),
+        "new_heads.h",
     ),
     Fault(
         "store-rotates-backwards",
         STORE,
-        "x * float(cos_row[i]) - y",
-        "x * float(cos_row[i]) + y",
+        "h.x[e] * cos[e] - across",
+        "h.x[e] * cos[e] + across",
         lambda: packs(Case(), F32, "q8_0", None),
-        "heads.h",
+        "new_heads.h",
     ),
 ]

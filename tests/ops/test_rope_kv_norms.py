@@ -160,6 +160,7 @@ FAULTS = [
         "has_row_norm ? inverse_of_row(",
         "!has_row_norm ? inverse_of_row(",
         lambda: test_norms_of_all_heads_at_once("olmo", Case(), F32),
+        "new_heads.h",
     ),
     Fault(
         "rope-norm-of-rows-counts-elements-twice",
@@ -188,9 +189,10 @@ FAULTS = [
     Fault(
         "rope-norm-of-v-too",
         "rope_kv_dense.metal",
-        "if (!value) {",
-        "if (true) {",
+        "weighted = norms && !value;",
+        "weighted = norms;",
         lambda: test_norms("llama", Case(), F32),
+        "new_heads.h",
     ),
     Fault(
         "rope-norm-of-v-by-the-width-of-k",
@@ -198,20 +200,22 @@ FAULTS = [
         "/ float(columns) + args.eps",
         "/ float(args.head_dim) + args.eps",
         lambda: test_a_norm_of_values_has_no_weight(Case(rotary=0, value_dim=96), F16),
+        "new_heads.h",
     ),
     Fault(
         "rope-pairs-of-halves",
         "rope_kv_dense.metal",
-        "if (rotates && !args.interleaved) return {i",
-        "if (rotates) return {i",
+        "first = args.interleaved ? i % 2 == 0 : i < half_way",
+        "first = i < half_way",
         lambda: test_norms("llama", Case(rotary=32, interleaved=True), F32),
-        "heads.h",
+        "new_heads.h",
     ),
     Fault(
         "rope-norm-of-what-is-not-rotated-yet",
         "rope_kv_dense.metal",
-        "pair.rotates && args.rotate_first",
-        "pair.rotates && !args.rotate_first",
+        "if (has_rope && !has_late_norm)",
+        "if (has_rope && has_late_norm)",
         lambda: test_norms_after_the_rotation(Case(), F32),
+        "new_heads.h",
     ),
 ]

@@ -71,7 +71,7 @@ def test_no_other_edit(tmp_path: Path) -> None:
         ROOT / "shaders" / "embedding" / "embedding.metal", include_dirs=[ROOT / "shaders"]
     )
     linted = instances(shaders / "attention" / "rope_kv.metal", include_dirs=[shaders])
-    assert f"rope_kv<half, float, Llama, {policy}KvOut, {policy}KvOut>" in linted
+    assert f"rope_kv<half, float, Llama, {policy}KvOut, {policy}KvOut, 2>" in linted
     (tmp_path / "cache").mkdir()
     kernels = _ext.cache_dir() / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)

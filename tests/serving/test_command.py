@@ -43,6 +43,8 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (["--quantize", "q99"], "--quantize q99"),
         (["--mtp"], "expected weights of an MTP head, found none"),
         (["--cache-memory", "0"], "cache_bytes: expected a whole number from 1 on, got 0"),
+        (["--blocks", f"{2**60}"], "no room for so large a cache: expected fewer --requests or --blocks"),
+        (["--requests", f"{2**80}"], "no room for so large a cache"),
         (["nowhere"], "nowhere: no such model directory"),
     ],
     ids=str,

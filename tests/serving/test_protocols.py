@@ -225,12 +225,25 @@ def test_cached_tokens_are_counted(ai: openai.OpenAI) -> None:
         ("messages", {"max_tokens": 5, "thinking": {"type": "what"}}, "thinking.type: "),
         ("messages", {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0]: "),
         ("messages", {}, "max_tokens: "),
+        ("completions", {"prompt": ["a", "\ud800"]}, "prompt[1]: expected Unicode text"),
+        ("completions", {"prompt": "a", "stop": "\udc00"}, "stop: expected Unicode text"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]},
+            "messages[0].content[0].text: expected Unicode text",
+        ),
+        (
+            "messages",
+            {"max_tokens": 5, "tools": [{"name": "a", "input_schema": {"properties": {"\ud800": {}}}}]},
+            "tools[0].input_schema.properties: expected Unicode text",
+        ),
+        ("responses", {"input": "a", "instructions": "\ud83d"}, "instructions: expected Unicode text"),
     ],
     ids=str,
 )
 def test_what_is_refused_is_named(raw: httpx.Client, path: str, fields: dict[str, Any], said: str) -> None:
     body = {"model": NAME} | ({"messages": SAID} if path in ("chat/completions", "messages") else {}) | fields
-    response = raw.post(f"/v1/{path}", json=body)
+    response = raw.post(f"/v1/{path}", content=json.dumps(body), headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     assert said in response.json()["error"]["message"]
 

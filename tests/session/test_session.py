@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import torch_foundry
-from tests.hf.tiny_models import FAMILIES, ids, shared
+from tests.hf.tiny_cases import FAMILIES
+from tests.hf.tiny_models import ids, shared
 from tests.interrupt import Interrupt
 from torch_foundry import LoadError, Session
 from torch_foundry.demo_model import demo_model_path

@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from tests.hf.tiny_models import ALL_FAMILIES, KIN, settings
+from tests.hf.tiny_cases import ALL_FAMILIES, KIN
+from tests.hf.tiny_models import settings
 from tools.hf_suite import __main__ as suite
 from tools.hf_suite import plugin
 from torch_foundry.kvcache.recurrent import RecurrentLayer

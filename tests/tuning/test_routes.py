@@ -132,7 +132,7 @@ def test_modules_ask_torch_for_more(packed: bool, as_on_apple: None) -> None:
     assert [launch.kernel.split("<")[0] for launch in graph.launches()] == ["linear_tiles"]
     tuning.forget()
     assert linear.few == (16 if packed else 8) and not linear.by_kernel(torch.zeros(1, 17, K))
-    assert linear_routes(linear.weights["weight"], linear.format).backward == 16
+    assert linear_routes(linear.weight, linear.format).backward == 16
 
 
 @pytest.mark.cpu_only

@@ -29,8 +29,8 @@ from torch_foundry.testing.tolerance import (
 )
 
 OPS = (  # those that are emulated
-    "rms_norm", "linear", "norm_linear", "norm_glu", "norm_qkv", "attention", "gated_delta", "moe_route", "moe_down",
-    "sample", "sample_count_prompt",
+    "rms_norm", "linear", "norm_linear", "norm_glu", "norm_qkv", "attention", "rope_attention", "gated_delta",
+    "moe_route", "moe_down", "sample", "sample_count_prompt",
 )  # fmt: skip
 FORMATS = (None, "q8_0", "q4_0", "q4_k", "mxfp4")
 
@@ -48,6 +48,8 @@ def checks() -> dict[str, Callable[[], None]]:
         "moe_down q8_0": partial(expert_checks._down, F16, "q8_0", 1, False, "cpu"),
         "attention of heads of 64, 4 queries a key": partial(_attention, 64, 4, 300),
         "attention of heads of 128": partial(_attention, 128, 1, 700),
+        "rope_attention": partial(step_checks._rope_attention, F16, None, "cpu"),
+        "rope_attention q8_0": partial(step_checks._rope_attention, F16, "q8_0", "cpu"),
         "gated_delta, a step": _gated_delta,
         "sample: the largest": partial(step_checks._greedy, F16, "cpu"),
         **{

@@ -192,7 +192,9 @@ class Simdgroup:
         self.stack.reserve(LANES * self._stack_size)
 
     def store_uniform(self, i: Instruction) -> None:
-        """Only a preamble does, whose one thread runs before all others."""
+        """Only a preamble does, whose one thread runs before all others; unless it has turned elsewhere."""
+        if not self.registers.on.any():
+            return
         lane = np.flatnonzero(self.registers.on)[0]
         first = int((self._index(i) + _ALL)[lane])
         if not 0 <= first <= UNIFORMS - 4:

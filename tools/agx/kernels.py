@@ -85,6 +85,9 @@ def others() -> Iterator[Callable[[], object]]:
     yield partial(_attention, 128, 4, 1, paged=True)
     for head_dim in (64, 128, 256, 512):
         yield partial(_attention, head_dim, 1, 1, keys=2 * KEYS)  # whose splits are many
+    for head_dim, group in product((64, 128, 256), (1, 4, 8)):
+        yield partial(_rope_attention, head_dim, group)
+    yield partial(_rope_attention, 128, 4, "q8_0", paged=True)
     yield partial(_rope, interleaved=True)
     yield partial(_rope, normed=1)
     yield partial(_rope, normed=2)
@@ -92,6 +95,7 @@ def others() -> Iterator[Callable[[], object]]:
     yield partial(_rope, name="q4_0", normed=1)
     for prompts, tokens in ((False, 1), (False, 4), (True, 64)):
         yield partial(_gated_delta, prompts, tokens)
+        yield partial(_kimi_delta, prompts, tokens)
         yield partial(_short_conv, tokens)
         yield partial(_mamba2, prompts, tokens)
     for heads in (16, 20):
@@ -133,6 +137,18 @@ def _attention(
     ops.attention(q, cache, cache.clone(), keys, scale=1.0, block_table=table, rows=rows, k_format=name, v_format=name)
 
 
+def _rope_attention(head_dim: int, group: int, name: str | None = None, paged: bool = False) -> None:
+    q, cache = torch.zeros(1, 1, group * head_dim, dtype=F16), _cache(1, head_dim, name)
+    k, cos, norm = q[..., :head_dim], torch.ones(KEYS, head_dim), torch.ones(head_dim, dtype=F16)
+    table = torch.zeros(1, 1, dtype=torch.int32) if paged else None
+    rows = torch.zeros(1, 2, dtype=torch.int32) if paged else None
+    ops.rope_attention(
+        q, k, k.clone(), cos, cos, cache, cache.clone(), KEYS, head_dim=head_dim, scale=1.0, block_table=table,
+        rows=rows, k_format=name, v_format=name, positions=torch.zeros(1, 1, dtype=torch.int32), q_norm=norm,
+        k_norm=norm,
+    )  # fmt: skip
+
+
 def _rope(interleaved: bool = False, normed: int = 0, name: str | None = None) -> None:
     """normed: heads of q that pass a norm together, in each row of two; 0: none does."""
     q, table, cache = torch.zeros(1, 1, 256, dtype=F16), torch.ones(1, 1, 128), _cache(1, 128, name)
@@ -159,6 +175,18 @@ def _gated_delta(prompts: bool, tokens: int) -> None:
         torch.zeros(all_heads), torch.zeros(all_heads), torch.ones(dim, dtype=F16), 1e-6,
         torch.zeros(9, channels, width, dtype=F16), torch.zeros(9, all_heads, dim, dim), 
         *_sequence(tokens), prompts=prompts,
+    )  # fmt: skip
+
+
+def _kimi_delta(prompts: bool, tokens: int) -> None:
+    """A layer of Kimi Linear."""
+    heads, dim, width = 32, 128, 4
+    q = torch.zeros(tokens, heads, dim, dtype=F16)
+    v, channels, each = q[:, :, None], 3 * heads * dim, torch.zeros(heads * dim)
+    ops.gated_delta(
+        q, q.clone(), v, v.clone(), v[..., 0].contiguous(), v.clone(), torch.zeros(channels, width, dtype=F16),
+        each[:heads], each, torch.ones(dim, dtype=F16), 1e-6, torch.zeros(9, channels, width, dtype=F16),
+        torch.zeros(9, heads, dim, dim), *_sequence(tokens), sigmoid_gate=True, prompts=prompts,
     )  # fmt: skip
 
 

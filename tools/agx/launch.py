@@ -56,11 +56,12 @@ class Grid:
 
 
 def launch(program: Program, memory: Memory, addresses: Sequence[int], grid: Grid) -> None:
-    """Runs all threadgroups, one after the other. `addresses`: of the buffers by index. Raises Fault, DecodeError."""
+    """Runs all threadgroups, one after the other. `addresses`: of the buffers by index; those behind the last one are
+    absent. Raises Fault, DecodeError."""
     groups = memory.add(np.array(grid.groups(), np.uint32).view(np.uint8))
     tables = memory.add(np.frombuffer(program.tables, np.uint8))
     uniforms = Words(UNIFORMS, 1)
-    arguments = [*(addresses[n] for n in program.buffers), groups]
+    arguments = [*(addresses[n] if n < len(addresses) else 0 for n in program.buffers), groups]
     for at, value in zip((*program.arguments_at, program.tables_at), (*arguments, tables), strict=True):
         for i in range(4):
             uniforms.half(at + i)[:] = value >> 16 * i & 0xFFFF

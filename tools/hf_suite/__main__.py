@@ -23,7 +23,7 @@ from typing import Any
 
 import transformers
 
-from tests.hf import tiny_models
+from tests.hf import tiny_cases, tiny_models
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build/hf_suite"
@@ -55,7 +55,7 @@ Outcome = dict[str, list[str]]  # of each test: passed, failed or skipped, and t
 
 def families(checkout: Path | None) -> list[str]:
     """What there are tests for: our tiny models, or folders of `checkout`."""
-    ours = [*tiny_models.ALL_FAMILIES, *tiny_models.KIN]
+    ours = [*tiny_cases.ALL_FAMILIES, *tiny_cases.KIN]
     if checkout is None:
         return ours
     configs = [getattr(transformers, tiny_models.case(family).config, None) for family in ours]

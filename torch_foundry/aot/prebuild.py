@@ -38,6 +38,18 @@ def _rope(device: Device, dtype: torch.dtype) -> None:
     ops.rope_kv(q, k, k.clone(), cos, cos.clone(), k_cache, k_cache.clone(), 0, head_dim=64)
 
 
+def _rope_attention(device: Device, dtype: torch.dtype) -> None:
+    """A token whose heads pass norms."""
+    q, norm = torch.zeros(1, 1, 256, dtype=dtype, device=device), torch.ones(128, dtype=dtype, device=device)
+    k, cache = q[..., :128], torch.zeros(1, 1, 64, 128, dtype=dtype, device=device)
+    table = torch.ones(64, 128, dtype=dtype, device=device)
+    ops.rope_attention(
+        q, k, k.clone(), table, table.clone(), cache, cache.clone(), 48, head_dim=128, scale=1.0, q_norm=norm,
+        k_norm=norm, positions=torch.zeros(1, 1, dtype=torch.int32, device=device),
+        step=torch.zeros(2, dtype=torch.int32, device=device),
+    )  # fmt: skip
+
+
 Shape = tuple[int, int]
 SMALL = (32, 256)
 TILED = 65  # rows that no built-in line of the tuning table gives another kernel than tiles
@@ -161,6 +173,7 @@ def calls(device: Device = "cpu", weights_of: Sequence[Shape] = (SMALL,)) -> Ite
         yield f"sample {short}", partial(_sample, device, dtype, True, False)
         yield f"sample of top-k, top-p, min-p {short}", partial(_sample, device, dtype, True, True)
         yield f"rope_kv {short}", partial(_rope, device, dtype)
+        yield f"rope_attention {short}", partial(_rope_attention, device, dtype)
         for head_dim in COMMON_HEAD_DIMS:
             for length in (1, 16):
                 name = f"attention head_dim {head_dim}, {length} queries, {short}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,10 +25,13 @@ from torch_foundry.cli import (
     tune,
 )
 from torch_foundry.cli.loading import UserError, cached_models
+from torch_foundry.core.errors import first_line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand. Exit codes: 0 all well, 1 results that must agree differ, 2 can't run, 130 interrupted."""
+    """Run a subcommand. Exit codes: 0 all well, 1 results that must agree differ, 2 can't run, 130 interrupted, 141
+    nobody reads what it prints any more."""
+    _open_streams()
     parser = argparse.ArgumentParser(prog="torch-foundry", description="Hugging Face models on fused Metal kernels.")
     parser.add_argument("--version", action="version", version=f"torch_foundry {__version__}")
     commands = parser.add_subparsers(dest="command")
@@ -42,18 +48,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_parser(commands)
     completion.add_parser(commands)
     args = parser.parse_args(argv)
-    if args.command is None:
-        print(next_steps())
-        return 0
     try:
-        code: int = args.run(args)
+        if args.command is None:
+            print(next_steps())
+        code: int = args.run(args) if args.command else 0
+        sys.stdout.flush()  # what can't be written is said here, not by Python at the exit
         return code
+    except BrokenPipeError:  # as behind `| head`
+        _drop_output()
+        return 141
+    except OSError as error:
+        _drop_output()
+        print(f"torch-foundry: {first_line(error)}", file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"torch-foundry: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+
+
+def _open_streams() -> None:
+    """Those that were closed (`<&-`) are None: from here on they are empty. Text that the output's encoding lacks is
+    shown by its code; of the input, bytes that are none are handed on, as those of arguments are (`check_text`)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+
+
+def _drop_output() -> None:
+    """If stdout can't be written, let nobody try again: Python would at the exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def next_steps() -> str:

@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, check_outputs, load, write_json
+from torch_foundry.cli.loading import (
+    UserError,
+    add_model_options,
+    check_format,
+    check_outputs,
+    load,
+    name_of,
+    write_json,
+)
 from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:
@@ -56,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.stock:
         torch_foundry.patch(model, quantize=args.quantize)
     about = {
-        "model": args.model.resolve().stem if args.model else "demo model",
+        "model": name_of(args.model, "demo model"),
         "weights": packed_formats(model) or str(model.dtype).removeprefix("torch."),
         "model_size": sum(each.nbytes for each in (*model.parameters(), *model.buffers())),
         "backend": "stock" if args.stock else torch_foundry.executor(args.device),

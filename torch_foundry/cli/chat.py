@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, check_text, load, name_of
 from torch_foundry.cli.seeing import add_tower_option, load_with_processor, why_blind
 from torch_foundry.core.errors import first_line
 
@@ -49,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
             settings[name] = setting(name, value)
     except ValueError as error:
         raise UserError(f"--set {error}") from error
+    check_text("--system", args.system)
     piped = not sys.stdin.isatty()
-    question = sys.stdin.read() if piped else ""
+    question = check_text("what came through the pipe", sys.stdin.read()) if piped else ""
     if piped and not question.strip():
         raise UserError("nothing came through the pipe: expected a question, as in `echo hi | torch-foundry chat`")
     if piped or args.plain or args.json or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -105,7 +106,7 @@ def _load(args: argparse.Namespace) -> tuple[Any, Any, str, Any]:
     if tokenizer is None:
         raise UserError(f"{args.model}: it has no tokenizer, which a chat needs")
     torch_foundry.patch(model, quantize=args.quantize)
-    name = args.model.resolve().stem if args.model else "demo model"
+    name = name_of(args.model, "demo model")
     return model, tokenizer, f"{name}, {args.quantize or str(model.dtype).removeprefix('torch.')}", processor
 
 
@@ -141,6 +142,8 @@ def _plain(args: argparse.Namespace, settings: dict[str, Any], question: str) ->
     try:
         talk = commands.conversation
         print_answer(lambda emit: talk.ask(question.strip(), emit), talk, args.json)
+    except BrokenPipeError:
+        raise
     except Exception as error:  # whatever a model or its template can do
         raise UserError(first_line(error)) from error
     return 0
@@ -179,13 +182,15 @@ def converse(commands: Commands, lines: TextIO, as_json: bool = False) -> int:
         if not line.strip():
             continue
         try:
-            outcome = commands.run(line)
+            outcome = commands.run(check_text("the line", line))
             for text in filter(None, (outcome.text, outcome.edit)):
                 print(text, file=sys.stderr)
             if outcome.ask is not None:
                 print_answer(outcome.ask, commands.conversation, as_json)
             if outcome.leave:
                 return failed
+        except BrokenPipeError:  # nobody reads the answers any more
+            raise
         except Exception as error:  # whatever a model or a file can do: the conversation goes on
             print(f"torch-foundry: {first_line(error)}", file=sys.stderr)
             failed += 1

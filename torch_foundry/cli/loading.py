@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,14 @@ def find_model(name: Path) -> Path:
     return Path(folder, *name.parts[2:])
 
 
+def name_of(model: Path | None, demo: str) -> str:
+    """What a model is called: as its file or folder, also where that is the present one (`.`). None: `demo`."""
+    if model is None:
+        return demo
+    path = Path(os.path.abspath(model.expanduser()))  # links stay: a file of the Hub's cache leads to its checksum
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
 def cached_models() -> list[str]:
     """OWNER/NAME of what the Hub's cache has."""
     from huggingface_hub import constants
@@ -145,8 +154,19 @@ def check_format(name: str | None) -> None:
         raise UserError(f"--quantize {name}: expected one of {quant.listing(quant.PACKABLE)}")
 
 
+def check_text(what: str, text: str) -> str:
+    """`text`; UserError if some bytes of it were none in the system's encoding: Python hands those on as surrogates,
+    which tokenizers refuse in words of their own."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what}: expected text in {sys.getfilesystemencoding()}, found other bytes") from error
+    return text
+
+
 def encode(args: argparse.Namespace, tokenizer: Any, prompt: str) -> dict[str, Any]:
     """Model inputs for `prompt`: `input_ids` [1, L] and `attention_mask`, on the device."""
+    check_text("the prompt", prompt)
     if tokenizer.chat_template and not args.raw:
         messages = [{"role": "user", "content": prompt}]
         inputs = tokenizer.apply_chat_template(

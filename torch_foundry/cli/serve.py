@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch_foundry.cli.loading import UserError, add_model_options, check_format, load
+from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, name_of
 from torch_foundry.cli.seeing import add_tower_option, load_with_processor
 from torch_foundry.core.errors import first_line
 from torch_foundry.core.load_errors import LoadError
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UserError(f"no module {error.name}: pip install 'torch_foundry[serve]'") from error
     check_format(args.quantize)
-    names = tuple(args.name or [_name(args.model)])
+    names = tuple(args.name or [name_of(args.model, "demo")])
     told = {field.name for field in dataclasses.fields(ServerConfig)} & vars(args).keys()
     try:
         options = {name: value for name in told - {"api_keys"} if (value := getattr(args, name)) is not None}
@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         service = Service(engine, config, processor)
     except (ValueError, RuntimeError, KeyError, LoadError) as error:
         raise UserError(first_line(error)) from error
+    except (MemoryError, OverflowError) as error:
+        raise UserError("no room for so large a cache: expected fewer --requests or --blocks") from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if args.host not in LOOPBACK and not config.api_keys:
         logging.warning("anybody who reaches %s may use this server: --api-keys asks for keys", args.host)
@@ -96,12 +98,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         gc.unfreeze()  # the process may go on
     return 0
-
-
-def _name(model: Path | None) -> str:
-    if model is None:
-        return "demo"
-    return model.stem if model.suffix == ".gguf" else model.name
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -139,7 +139,7 @@ TOLERABLE = {  # code -> what happens if it is allowed
     "TENSOR_EXTRA": "tensors that the model has no place for are left out",
     "TENSOR_MISSING": "parameters that the file lacks become zeros (norms: what a new model has)",
     "NONFINITE": "infinities and NaNs are loaded as they are",
-    "VOCAB_MISSING": "a GGUF file without any vocabulary has no tokenizer: None",
+    "VOCAB_MISSING": "a file or folder without any vocabulary has no tokenizer: None",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import tqdm
 
 from torch_foundry.diagnostics.perplexity.measure import CONTEXT
@@ -40,7 +41,7 @@ def importance(model: Any, tokens: Tensor | Sequence[Tensor], *, context: int = 
         sums[name] = sums.get(name, 0) + flat.square().sum(0)
         counts[name] = counts.get(name, 0) + flat.shape[0]
 
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     hooks = [module.register_forward_pre_hook(partial(seen, name)) for name, module in layers]
     was_training = model.training
     model.eval()

@@ -18,7 +18,7 @@ from torch_foundry.core.load_errors import AllowedFaults, LoadError, is_fault
 from torch_foundry.hf.api import patch
 from torch_foundry.hf.report import LAYERS_ONLY, WHOLE, build_report, outcome
 from torch_foundry.io.assemble import Plan, build
-from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config
+from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config, read_model_config
 from torch_foundry.io.container import Container
 from torch_foundry.io.load import is_tower, open_container, open_model
 from torch_foundry.io.model_directory import CONFIG
@@ -220,7 +220,7 @@ def _named(path: Path, formats: dict[str, int]) -> str:
         return f"gguf {most}"
     if not (path / CONFIG).is_file():
         return f"safetensors {most}"
-    settings = read_config(path / CONFIG)
+    settings = read_model_config(path)
     how = settings.get("quantization_config") or settings.get("quantization")
     if not isinstance(how, dict):
         return f"safetensors {most}"

@@ -16,7 +16,7 @@ from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.kvcache.block_manager import BlockManager
 from torch_foundry.kvcache.paged import PagedLayer
 from torch_foundry.kvcache.pooled_states import PooledStates
-from torch_foundry.kvcache.view import KVView, Rope, StateView
+from torch_foundry.kvcache.view import Heads, KVStep, KVView, Rope, StateView
 
 Sizes = tuple[tuple[int, int], ...]  # of each group: rows, and tokens of a row
 
@@ -42,7 +42,7 @@ class Group:
         return slice(self.first, self.first + self.batch * self.length)
 
 
-class GroupedView:
+class GroupedView(KVStep):
     """Keys and values of all groups of a step: a `KVStep` of tokens [1, T] whose groups are views of the same pages.
 
     join: concatenates what groups attend to. positions: int32 [T], of all tokens.
@@ -55,7 +55,12 @@ class GroupedView:
         join: Callable[[list[Tensor]], Tensor],
         positions: Tensor,
     ) -> None:
-        self._groups, self._views, self._join, self.positions = groups, views, join, positions
+        self._groups, self._views, self._join, self._positions = groups, views, join, positions
+
+    @property
+    def positions(self) -> Tensor:
+        """See `KVStep`."""
+        return self._positions
 
     def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> list[Tensor]:
         """See `KVStep`. All keys before any query: parts of a sequence may be in several groups."""
@@ -87,9 +92,19 @@ class GroupedView:
             parts.append(view.attend(own, **options).flatten(0, 1))
         return (parts[0] if len(parts) == 1 else self._join(parts))[None]
 
+    def attend_new(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, mask: Tensor | None = None, *, heads: Heads, **options: Any
+    ) -> Tensor:
+        """See `KVStep`. Rows of one token are of different sequences, so none attends to what another one writes."""
+        if len(self._views) > 1:
+            return super().attend_new(q, k, v, rope, mask, heads=heads, **options)
+        shape, view = (self._groups[0].batch, self._groups[0].length), self._views[0]
+        own_q, own_k, own_v = (x[0].unflatten(0, shape) for x in (q, k, v))
+        return view.attend_new(own_q, own_k, own_v, rope, heads=heads, **options).flatten(0, 1)[None]
+
     def exchanged(self) -> GroupedView:
         """See `KVStep`."""
-        return GroupedView(self._groups, [view.exchanged() for view in self._views], self._join, self.positions)
+        return GroupedView(self._groups, [view.exchanged() for view in self._views], self._join, self._positions)
 
 
 class Batch:

@@ -23,7 +23,7 @@ from torch_foundry.kvcache.pooled_states import move_snapshots
 from torch_foundry.kvcache.view import StateView
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
-from torch_foundry.models.outputs import head_of, logits_of
+from torch_foundry.models.outputs import check_around, head_of, logits_of
 from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -114,6 +114,7 @@ class Forward:
         self.model, self.cache, self.batch_invariant, self.head = model, cache, batch_invariant, head
         with torch.no_grad():
             self.plan.check()
+        check_around(model)
         if not self.plan.rotary.constant:
             raise Fallback("rope depends on the length of the text")
         states = {index: mixer.state for index, mixer in self.plan.owners.items()}
@@ -140,6 +141,7 @@ class Forward:
         the model end their sequence alone. Raises Fallback if the model has changed into one that it can't be done for.
         """
         self.plan.check()
+        check_around(self.model)
         if self._snapshot is not self.plan.guard:
             self._change()
         move_snapshots(self.cache.manager.states, self.cache.used)

@@ -14,6 +14,7 @@ from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.base import KVSpec, RecurrentSpec
 from torch_foundry.kvcache.formats import parse, row_width
 from torch_foundry.kvcache.paged import PagedCache, PagedLayer
+from torch_foundry.kvcache.room import check_blocks
 
 if TYPE_CHECKING:
     from torch_foundry.engine.request import EngineConfig
@@ -34,15 +35,22 @@ def memory_of(cache: PagedCache) -> tuple[int, int]:
     return both[0], both[1]
 
 
-def block_bytes(specs: Iterable[KVSpec | RecurrentSpec], block_size: int, kv_cache: Any, dtype: torch.dtype) -> int:
-    """Of a block, in all layers."""
+def token_rows(
+    specs: Iterable[KVSpec | RecurrentSpec], kv_cache: Any, dtype: torch.dtype
+) -> list[tuple[int, torch.dtype]]:
+    """What a token takes of each layer's keys, and of its values: elements, of which dtype."""
     rows = [
         (spec.heads, row_width(columns, name, dtype))
         for spec in specs
         if isinstance(spec, KVSpec)
         for columns, name in zip(spec.widths, parse(kv_cache), strict=True)
     ]
-    return block_size * sum(heads * width * kind.itemsize for heads, (width, kind) in rows)
+    return [(heads * width, kind) for heads, (width, kind) in rows]
+
+
+def block_bytes(specs: Iterable[KVSpec | RecurrentSpec], block_size: int, kv_cache: Any, dtype: torch.dtype) -> int:
+    """Of a block, in all layers."""
+    return block_size * sum(elements * kind.itemsize for elements, kind in token_rows(specs, kv_cache, dtype))
 
 
 def snapshot_bytes(specs: Iterable[KVSpec | RecurrentSpec], dtype: torch.dtype, format: str | None = None) -> int:
@@ -57,8 +65,19 @@ def divided(
 
     Of `cache_bytes`, as many blocks as there is room for beside a snapshot for each `snapshot_every` of their tokens;
     if one number is given, the other gets what is left. ValueError: there is no room for a block and a snapshot.
+    DoesNotFit: so many blocks are too large for kernels.
     """
-    specs, every = list(specs), config.snapshot_every
+    specs = list(specs)
+    blocks, snapshots = _divided(config, specs, dtype, longest)
+    for row, _ in token_rows(specs, config.kv_cache, dtype):  # before Python has lists of them
+        check_blocks(blocks, config.block_size, row)
+    return blocks, snapshots
+
+
+def _divided(
+    config: EngineConfig, specs: list[KVSpec | RecurrentSpec], dtype: torch.dtype, longest: int
+) -> tuple[int, int]:
+    every = config.snapshot_every
     snapshot = snapshot_bytes(specs, dtype, config.snapshot_format)
     blocks, snapshots = config.blocks, config.snapshots if snapshot else 0
     if config.cache_bytes is None:

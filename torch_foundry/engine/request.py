@@ -21,6 +21,7 @@ from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.sampling import Settings
 
 LARGEST = (2 - 2**-23) * 2.0**127  # of 32-bit floats, which kernels get
+SMALLEST = 1e-30  # what scores are divided by: one that 32-bit floats take for 0 would make them infinite
 LONGEST = 2**31 - 1  # tokens of a text
 MOST_LOGPROBS = 20  # likeliest tokens of each new one
 MOST_STOPS, LONGEST_STOP = 64, 1024  # stop texts, and characters of one: each new token looks for all of them
@@ -81,6 +82,9 @@ class SamplingParams:
         for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             if abs(getattr(self, name)) > LARGEST:  # would end the step of all requests, not this one
                 raise ValueError(f"{name}: expected a number of 32 bits, got {getattr(self, name)!r}")
+        for name in ("temperature", "repetition_penalty"):
+            if 0 < getattr(self, name) < SMALLEST:
+                raise ValueError(f"{name}: expected a number from {SMALLEST} on, got {getattr(self, name)!r}")
         if self.top_k is not None and type(self.top_k) is not int:
             raise ValueError(f"top_k: expected None or a whole number, got {self.top_k!r}")
         if self.seed is not None and (type(self.seed) is not int or not -(2**63) <= self.seed < 2**64):
@@ -127,7 +131,9 @@ class SamplingParams:
         """`logit_bias` on `device`: ids, and what is added. ValueError: an id that a vocabulary of that size lacks."""
         if wrong := [i for i in self.logit_bias if not 0 <= i < vocabulary]:
             raise ValueError(f"logit_bias: expected tokens of a vocabulary of {vocabulary}, got {wrong[0]}")
-        values = torch.tensor([*self.logit_bias.values()], dtype=torch.float32)
+        drawn, penalty = min(self.temperature or 1.0, 1.0), self.repetition_penalty
+        most = 0.99 * LARGEST * drawn * min(penalty, 1 / penalty)  # what these make of a larger one is no number
+        values = torch.tensor([*self.logit_bias.values()], dtype=torch.float64).clamp(-most, most).float()
         return (torch.tensor([*self.logit_bias]).to(device), values.to(device)) if self.logit_bias else None
 
 

@@ -20,7 +20,7 @@ from torch_foundry.generation.step_state import CacheLayers, StepState, contiguo
 from torch_foundry.kvcache.hf_cache import reserve_hint
 from torch_foundry.kvcache.snapshots import Snapshots
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
-from torch_foundry.models.outputs import head_of, logits_of, path_to_decoder
+from torch_foundry.models.outputs import check_around, head_of, logits_of
 from torch_foundry.models.rope import last_positions
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -113,10 +113,7 @@ class DecodeRunner:
 
     def ready(self) -> DecoderModel:
         """The decoder. Raises Fallback if no captured step may run now."""
-        *around, _ = path_to_decoder(self.model)
-        for model in around:
-            if model._forward_hooks or model._forward_pre_hooks or "forward" in model.__dict__:
-                raise Fallback(f"hook on {type(model).__name__}")
+        check_around(self.model)
         decoder = decoder_plan(self.model)
         decoder.check()
         return decoder
@@ -230,7 +227,9 @@ class DecodeRunner:
     def _at(self, rows: int, tokens: int, remaining: int) -> StepGraph[StepState] | None:
         """The step of `rows` tokens a row, with room for `tokens`. None: not before all tokens are part of the text."""
         decoder, self._ready = self._ready or self.ready(), None
-        layers = self._layers
+        layers, most = self._layers, decoder.most_positions
+        if most is not None and max(self._positions) + layers.used + tokens > most:
+            raise Fallback(f"positions beyond the {most} that the model has")
         # what is not settled, nobody else may have changed
         known = layers.text > layers.counted or (layers.belong_to(self.cache) and layers.untouched())
         if not known or layers.used + tokens > layers.room:

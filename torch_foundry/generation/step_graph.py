@@ -72,7 +72,7 @@ class SegmentedGraph:
         if linear.by_kernel(x):
             return linear(x, residual, scale, activation)
         x = linear.ordered(x)[0]
-        weight, bias, format = linear.weights["weight"], linear.parameters["bias"], linear.format
+        weight, bias, format = linear.weight, linear.parameters["bias"], linear.format
         y = x.new_empty(len(x), weight.shape[0])
         result = y[None] if residual is None else torch.empty_like(residual)
 
@@ -185,7 +185,7 @@ class StepGraph(Generic[I_co]):
             except GraphInvalid:  # memory or shaders were exchanged
                 self._capture()
         self.decoder.steps += 1
-        self.decoder.leaf_modules += 2  # embedding and norm
+        self.decoder.leaf_modules += 2 + (self.decoder.most_positions is not None)  # embeddings and norm
         assert self._result is not None
         return self._result
 

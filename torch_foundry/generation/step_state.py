@@ -104,7 +104,7 @@ class StepState:
     start: int32 [layers, 2]. positions: int32 [B, L]. mask: bool [B, horizon], or None. The first two are parts of one
     tensor, so that one small kernel, or one copy, moves them on. hidden: [B, L, hidden], of an MTP head.
 
-    masked: `mask` is read. given: rows of the rope tables are made for each step from the caller's positions.
+    masked: `mask` is read. given: positions are the caller's, and rows of the rope tables are made from them each step.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class StepState:
             RopeRows(decoder.rotary, batch, length, like) if given else decoder.rope_tables(self.horizon, like)
         )
         self.rows = list(range(batch * length)) if given else []
+        self._learned = decoder.most_positions is not None
         self._memory, count = layers.memory, len(layers.slots)
         # not inference tensors: those could only be written to in inference mode
         with torch.inference_mode(False):
@@ -170,6 +171,13 @@ class StepState:
             self._at = None
             self._control.copy_(torch.tensor(wanted, dtype=torch.int32), non_blocking=self._overlaps)
             self._at, self._moved = wanted, 0
+
+    def follow(self, starts: list[int], positions: torch.Tensor) -> None:
+        """The same with the caller's `positions` [B or 1, L]. Learned ones stay as they are: no table is made."""
+        self.rope.set(positions)  # type: ignore[union-attr]
+        self.seek(starts, self.rows)
+        if self._learned:
+            self.positions.copy_(positions)
 
     def _after(self, moves: int) -> list[int]:
         assert self._at is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry import quant
 from torch_foundry.hf.pretrained import shared_packed
@@ -60,6 +61,7 @@ def _merge(layer: Any, dtype: torch.dtype, fmt: str | None) -> None:
     is_linear = isinstance(packed, FoundryLinear)
     dense = packed.to_linear(torch.float32) if is_linear else packed.to_embedding(packed.dequantized(torch.float32))
     layer.base_layer = dense
+    layer.fan_in_fan_out = isinstance(dense, Conv1D)  # peft has taken the packed layer for one of [out, in]
     layer.merge(safe_merge=True)  # raises for weights that are not finite
     if fmt is not None:
         layer.base_layer = (FoundryLinear.from_linear if is_linear else FoundryEmbedding.from_embedding)(dense, fmt)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_foundry.core import devices, limits
 from torch_foundry.core.errors import Fallback
 from torch_foundry.kvcache.room import LARGEST
-from torch_foundry.kvcache.view import KVView, Rope
+from torch_foundry.kvcache.view import Heads, KVView, Rope
 from torch_foundry.models.attention_spec import AttentionSpec
 from torch_foundry.models.guards import mask_reason
 
@@ -142,6 +142,12 @@ class Continuous:
         if done < len(q):  # padding, for transformers' own graphs
             parts.append(q.new_zeros(len(q) - done, q.shape[1] * q.shape[3]))
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None]
+
+    def attend_new(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, mask: Tensor | None = None, *, heads: Heads, **options: Any
+    ) -> Tensor:
+        """See `KVStep`."""
+        return self.attend(self.write(q, k, v, rope, **heads), mask, **options)
 
     def _gather(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Tensor:
         """The queries; what they see is gathered by transformers."""

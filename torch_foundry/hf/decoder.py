@@ -21,6 +21,7 @@ from torch_foundry.kvcache.hf_cache import check_capturable, kv_layer
 from torch_foundry.kvcache.room import check_growth
 from torch_foundry.models.calls import computed
 from torch_foundry.models.decoder import DecoderModel
+from torch_foundry.models.outputs import decoder_of
 from torch_foundry.models.state import ModelState
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
@@ -70,6 +71,11 @@ class DecoderMixin(ModelMixin):
         if isinstance(tokens, torch.Tensor) and not devices.of(tokens.device).host_memory:
             with contextlib.suppress(Fallback):  # then each layer looks for itself
                 check_prompt(self.decoder_plan(), given.get("past_key_values"), *tokens.shape[:2])
+        cache, known = given.get("past_key_values"), decoder_of(self)  # type: ignore[arg-type]
+        untold = len(args) < 2 and given.get("position_ids") is None and known is not None and not known.counts
+        if untold and cache is not None and isinstance(tokens, torch.Tensor):
+            seen = cache.get_seq_length()  # as a graph counts them
+            kwargs = {**kwargs, "position_ids": torch.arange(seen, seen + tokens.shape[1], device=tokens.device)[None]}
         return super()._by_layers(args, kwargs)
 
     def _make_plan(self, state: ModelState) -> DecoderModel:
@@ -105,6 +111,18 @@ def check_prompt(plan: DecoderModel, cache: Any, batch: int, tokens: int) -> Non
     check_growth(layers, batch, tokens, plan.dtype, plan.device, lambda n: prompt_bytes(plan, batch * n))
 
 
+def check_positions(plan: DecoderModel, positions: torch.Tensor | None, tokens: int) -> None:
+    """Raise Fallback if a model that learned its positions lacks one of these, or of as many tokens. Positions that lie
+    on a device are not read: the rows of others are NaN."""
+    if (most := plan.most_positions) is None:
+        return
+    beyond = tokens > most
+    if positions is not None and not positions.is_meta and devices.of(plan.device).host_memory:
+        beyond = beyond or not 0 <= int(positions.min()) <= int(positions.max()) < most
+    if beyond:
+        raise Fallback(f"positions beyond the {most} that the model has")
+
+
 @uninterruptible()
 def step(
     plan: DecoderModel,
@@ -132,12 +150,17 @@ def step(
         raise Fallback("padding among new tokens of recurrent layers")
     if length > 1 and plan.prompts_differ:
         raise Fallback("several tokens, of a prompt, in which step sizes have bounds")
+    if positions is None and mask is not None and plan.decoder.mask_counts:
+        if not bool(mask[:, seen:].all()):
+            raise Fallback("padding among new tokens, whose positions the mask counts")
+        positions = mask.cumsum(1)[:, seen:] - 1
     if positions is not None:
         positions = plan.rotary.sections(positions, batch)
         if positions.shape[-1] != length:
             raise Fallback("positions are not [batch, tokens]")
     elif not plan.rotary.constant:
         raise Fallback("rope depends on the length of the text")
+    check_positions(plan, positions, seen + length)
 
     graphs = cast(GraphCache, plan.graphs)
     owned = graphs.of(cache)
@@ -160,8 +183,7 @@ def step(
     if positions is None:
         state.seek(layers.starts, list(range(seen, seen + length)) * batch)
     else:
-        state.rope.set(positions)  # type: ignore[union-attr]
-        state.seek(layers.starts, state.rows)
+        state.follow(layers.starts, positions)
     if mask is not None:
         state.set_mask(mask)
     hidden = graph.run()

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from torch_foundry.core import devices, environment, runtime
 from torch_foundry.core.ahead import KernelList
+from torch_foundry.core.errors import Fallback
 from torch_foundry.generation.runner import DecodeRunner
+from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.sampling import Sampler, Settings
 
@@ -102,6 +105,8 @@ def on_meta(model: nn.Module) -> Any:
         own["_buffers"] = {name: empty(b) for name, b in module._buffers.items()}
         made.__dict__.update(own)
         made.__dict__["_modules"] = {n: None if m is None else twin(m) for n, m in module._modules.items()}
+        if isinstance(module, PreTrainedModel):  # GPT-2's looks for padding among ids, to warn of it
+            made.__dict__["warn_if_padding_and_no_attention_mask"] = lambda *given: None
         if isinstance(plan := own.get("_foundry"), Plan):
             made.__dict__["_foundry"] = Plan(state.setdefault(id(plan.state), copy.deepcopy(plan.state)))
         return made
@@ -117,13 +122,21 @@ def first_token(model: Any) -> list[Exception]:
     problems = []
     for tokens in PROMPTS:
         try:
-            _prompt_and_step(model, tokens)
+            _prompt_and_step(model, min(tokens, _longest(model)))
         except Exception as error:
             problems.append(error)
     if len(problems) == len(PROMPTS):  # kernels may do all of a step, where they leave a prompt to stock code
         with contextlib.suppress(Exception):
             _prompt_and_step(model, SHORT)
     return problems
+
+
+def _longest(model: Any) -> int:
+    """Tokens of a prompt that leaves room for one behind it."""
+    most = None
+    with contextlib.suppress(Fallback):
+        most = decoder_plan(model).most_positions
+    return PROMPTS[-1] if most is None else most - 1
 
 
 def _prompt_and_step(model: Any, tokens: int) -> None:

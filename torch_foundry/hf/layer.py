@@ -110,7 +110,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
     if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or config_reason(plan.config):
         raise Fallback(reason)
     dtype = x.dtype
-    if reason := weight_reason(plan.parameters, dtype, plan.free):
+    if reason := weight_reason(plan.parameters, dtype, *plan.exempt):
         raise Fallback(reason)
     if any(tensor is not None and (tensor.dtype, tensor.device) != (dtype, x.device) for tensor in (own, plan.scalar)):
         raise Fallback("layer_scalar or the layer's own embedding differs in dtype or device")

@@ -10,24 +10,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, described, explain, is_out_of_memory
 from torch_foundry.hf.training import NormPlan, trained_norm
-from torch_foundry.models.families import SCALED_EMBEDDINGS, is_dense_linear, norm_kind
+from torch_foundry.models.families import POSITIONS, SCALED_EMBEDDINGS, is_dense_linear, norm_kind
 from torch_foundry.models.family import class_key
-from torch_foundry.models.guards import device_reason, tensor_reason, weight_reason
+from torch_foundry.models.guards import derived_reason, device_reason, tensor_reason, weight_reason
 from torch_foundry.models.outputs import number
 from torch_foundry.models.state import ModelState, Plan
-from torch_foundry.models.swap import FoundryModule, base_class
+from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.weights import Linear
+from torch_foundry.nn.linear import matrix_of
 
 
 def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
     """The mixin for `module`; None if it is not a leaf that is known."""
     cls = type(module)
-    if "forward" in module.__dict__:
+    if not has_own_forward(module):
         return None
     if is_dense_linear(cls):
         return LinearMixin
@@ -35,12 +37,13 @@ def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
         return NormMixin
     if cls is nn.Embedding or class_key(cls) in SCALED_EMBEDDINGS:
         return EmbeddingMixin if module.max_norm is None else None
-    return None
+    return PositionMixin if class_key(cls) in POSITIONS else None
 
 
-def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tensor | None) -> None:
-    """Raise Fallback if the weights are not plain tensors of `dtype`, or if autograd has to record the call."""
-    if reason := weight_reason((parameters,), dtype):
+def check_weights(parameters: dict[str, Any], dtype: torch.dtype, x: torch.Tensor | None, turned: bool = False) -> None:
+    """Raise Fallback if the weights are not plain tensors of `dtype`, or if autograd has to record the call. turned: a
+    matrix is [inputs, outputs]."""
+    if reason := weight_reason((parameters,), dtype, turned=[id(parameters)] if turned else ()):
         raise Fallback(reason)
     if needs_grad(parameters, x):
         raise Fallback("gradients are needed")
@@ -60,28 +63,30 @@ class LeafMixin(FoundryModule):
     weight: Any
     _parameters: dict[str, Any]
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The fused op, or stock code."""
         if torch.compiler.is_compiling():
-            return super().forward(input)  # type: ignore[misc]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         plan = self._foundry
         if not plan.state.enabled:
-            return super().forward(input)  # type: ignore[misc]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         if plan.__class__ is Plan:  # after deepcopy or unpickling
             plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
         try:
-            result = self._fused(plan, input)
+            if reason := derived_reason(self):
+                raise Fallback(reason)
+            result = self._fused(plan, *args, **kwargs)
         except Fallback as fallback:
             plan.fell_back(self._foundry_base.__name__, str(fallback))
-            return super().forward(input)  # type: ignore[misc]
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
             if is_out_of_memory(error):
-                explain(error, self._foundry_base.__name__, self._tensors(input))
+                explain(error, self._foundry_base.__name__, self._tensors(next(iter((*args, *kwargs.values())))))
             raise
         plan.fused += 1
         return result
 
-    def _fused(self, plan: Any, input: torch.Tensor) -> torch.Tensor:
+    def _fused(self, plan: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         raise NotImplementedError
 
     def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
@@ -100,18 +105,18 @@ class LinearPlan(Plan):
 
 
 class LinearMixin(LeafMixin):
-    """nn.Linear."""
+    """nn.Linear, and GPT-2's Conv1D."""
 
     plan_class = LinearPlan
 
     def _fused(self, plan: LinearPlan, input: torch.Tensor) -> torch.Tensor:
         if reason := tensor_reason(input):
             raise Fallback(reason)
-        check_weights(plan.linear.parameters, input.dtype, input)
+        check_weights(plan.linear.parameters, input.dtype, input, isinstance(self, Conv1D))
         return plan.linear.gemm(input.contiguous())
 
     def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
-        return super()._tensors(input) | {"result": ([*input.shape[:-1], self.weight.shape[0]], input.dtype)}
+        return super()._tensors(input) | {"result": ([*input.shape[:-1], matrix_of(self).shape[0]], input.dtype)}
 
 
 class NormMixin(LeafMixin):
@@ -171,3 +176,14 @@ class EmbeddingMixin(LeafMixin):
 
     def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
         return super()._tensors(input) | {"result": ([*input.shape, self.weight.shape[1]], self.weight.dtype)}
+
+
+class PositionMixin(EmbeddingMixin):
+    """OPT's embedding of positions, which stock code tells the mask that it would count them from as well."""
+
+    offset: int
+
+    def _fused(self, plan: EmbeddingPlan, *_: Any, position_ids: Any = None, **__: Any) -> torch.Tensor:
+        if position_ids is None:
+            raise Fallback("positions are counted from a mask")
+        return super()._fused(plan, position_ids + self.offset)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from torch_foundry.models.swap import FoundryModule, base_class
+from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.tensor_parallel import sharding_of
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 
@@ -40,7 +40,7 @@ def modules_not_replaced(
         elif (listed or isinstance(module, GradientCheckpointingLayer)) and any(True for _ in module.parameters()):
             not_replaced[name] = f"{kind} is not a known layer"
             return
-        elif "forward" in module.__dict__ and any(True for _ in module.parameters(recurse=False)):
+        elif not has_own_forward(module) and any(True for _ in module.parameters(recurse=False)):
             not_replaced[name] = sharding_of(module) or "its forward was replaced"
         elif any(True for _ in module.parameters(recurse=False)):
             not_replaced[name] = f"{kind} is not a known module"

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
@@ -20,6 +21,7 @@ from torch_foundry.models.swap import base_class, is_swapped, restore
 from torch_foundry.models.tensor_parallel import sharding_of
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of
+from torch_foundry.nn.linear import linear_sizes, matrix_of
 
 Formats: TypeAlias = str | Mapping[str, str | None]
 Module = TypeVar("Module", bound=nn.Module)
@@ -101,8 +103,8 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
         cls: Any = base_class(type(module))
         key = class_key(cls)
         found: Any = module
-        if is_dense_linear(cls) and found.out_features > 1 and name not in routers:  # of a gate there is one: dense
-            yield name, module, [found.in_features]
+        if is_dense_linear(cls) and linear_sizes(found)[1] > 1 and name not in routers:  # of a gate there is one: dense
+            yield name, module, [linear_sizes(found)[0]]
         elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None and id(found) not in read:
             yield name, module, [found.embedding_dim]
         elif key in EXPERTS:
@@ -166,7 +168,7 @@ def check_beside(modules: Mapping[str, nn.Module], plan: Mapping[str, str]) -> N
 
 def packed_bytes(module: Any, fmt: str) -> int:
     """Bytes of the matrices of a dense module once they are packed."""
-    found = matrices_of(module) if class_key(base_class(type(module))) in EXPERTS else [module.weight]
+    found = matrices_of(module) if class_key(base_class(type(module))) in EXPERTS else [matrix_of(module)]
     formats = (fmt if _whole([m.shape[-1]], fmt) else quant.DENSE_NAMES[m.dtype] for m in found)
     sizes = zip(found, formats, strict=True)
     return sum(quant.get_format(own).nbytes(m.shape[:-1].numel(), m.shape[-1]) for m, own in sizes)
@@ -177,8 +179,8 @@ def packed_module(
 ) -> nn.Module:
     """The packed module to put in the place of `module`. `packed`: its weight, if that has been packed already."""
     if packed is None and importance is not None:
-        packed = quant.quantize(module.weight, fmt, importance)
-    if isinstance(module, nn.Linear):
+        packed = quant.quantize(matrix_of(module), fmt, importance)
+    if isinstance(module, nn.Linear | Conv1D):
         return FoundryLinear.from_linear(module, fmt, packed)
     if isinstance(module, nn.Embedding):
         return FoundryEmbedding.from_embedding(module, fmt, packed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -26,6 +27,7 @@ from torch_foundry.hf.registration import METHODS
 from torch_foundry.models.spec import known_layers
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
 from torch_foundry.nn.experts import matrices_of, names_of
+from torch_foundry.nn.linear import matrix_of
 
 
 class FoundryConfig(QuantizationConfigMixin):
@@ -105,7 +107,7 @@ class FoundryQuantizer(HfQuantizer):
         for name in {name.rpartition(".")[0]: None for name in formats}:
             if (module := known.get(name)) is None:  # as MTP heads: transformers reports what it doesn't ignore
                 continue
-            if isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Linear | Conv1D | nn.Embedding):
                 new: nn.Module = _empty(module, formats[f"{name}.weight"], name in self.quantization_config.ordered)
             else:
                 new = _empty_experts(module, {part: formats.get(f"{name}.{part}") for part in names_of(module)})
@@ -164,7 +166,7 @@ class _Pack:
         value = value[0] if isinstance(value, list) else value
         path, leaf = full_layer_name.rpartition(".")[::2]
         module = model.get_submodule(path)
-        if leaf == "weight" and value.shape[-1] != _columns(module):
+        if leaf == "weight" and value.shape[-1] != module.weight.shape[-1]:
             return {full_layer_name: value}  # transformers says what is wrong with it
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
         if not any(p is not None and p.is_meta for name, p in module._parameters.items() if not name.endswith("bias")):
@@ -182,16 +184,12 @@ class _Pack:
         return {}
 
 
-def _columns(module: Any) -> int:
-    return int(module.in_features if isinstance(module, nn.Linear) else module.embedding_dim)
-
-
 def _empty(module: Any, fmt: str, ordered: bool) -> nn.Module:
     """The packed module for a dense one on the meta device, with a weight there."""
-    rows, columns = module.weight.shape
+    rows, columns = matrix_of(module).shape
     weight = torch.empty(rows, quant.get_format(fmt).row_size(columns), dtype=torch.uint8, device="meta")
     new: nn.Module
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | Conv1D):
         order = torch.empty(columns, dtype=torch.int32, device="meta") if ordered else None
         new = FoundryLinear.from_linear(module, fmt, weight, order)
     else:

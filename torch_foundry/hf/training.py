@@ -18,11 +18,11 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, norm_kind
 from torch_foundry.models.family import MLPS, Family, MLPNames, class_key
-from torch_foundry.models.guards import differentiable_reason, epsilon, weight_reason
+from torch_foundry.models.guards import derived_reason, differentiable_reason, epsilon, weight_reason
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.spec import require
 from torch_foundry.models.state import ModelState, Plan
-from torch_foundry.models.swap import FoundryModule, base_class
+from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.weights import OFFSETS, Norm
 from torch_foundry.nn.activations import activation_of
 
@@ -47,6 +47,8 @@ class TrainedMixin(FoundryModule):
         if plan.__class__ is Plan:  # after deepcopy or unpickling
             plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
         try:
+            if reason := derived_reason(self):
+                raise Fallback(reason)
             result = self._trained(plan, *args, **kwargs)
         except Fallback as fallback:
             plan.fell_back(self._foundry_base.__name__, str(fallback))
@@ -278,7 +280,7 @@ def trained_parts(layer: nn.Module, state: ModelState) -> Iterator[tuple[nn.Modu
     if class_key(base_class(type(layer))) not in FAMILIES:
         return
     for module in layer.modules():
-        if isinstance(module, FoundryModule) or "forward" in module.__dict__:
+        if isinstance(module, FoundryModule) or not has_own_forward(module):
             continue
         kind = norm_kind(module)
         if kind is not None and kind not in OFFSETS:

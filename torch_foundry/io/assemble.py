@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry import quant
 from torch_foundry.core import memory
@@ -60,15 +61,9 @@ def assemble(
 
 
 def fill(
-    model: Any,
-    weights: Mapping[str, Weight],
-    *,
-    file: str | os.PathLike[str],
-    device: torch.device,
-    dtype: torch.dtype,
-    progress: bool = True,
-    allow: Iterable[str] = (),
-) -> Any:
+    model: Any, weights: Mapping[str, Weight], *, file: str | os.PathLike[str], device: torch.device,
+    dtype: torch.dtype, progress: bool = True, allow: Iterable[str] = (),
+) -> Any:  # fmt: skip
     """`model`, of `build`, with `weights`, in eval mode on `device`. Arguments and errors as of `assemble`."""
     for buffers in (module._buffers for module in model.modules()):
         buffers.update({name: b if b is None or b.is_meta else b.to(device) for name, b in buffers.items()})
@@ -150,6 +145,9 @@ class Plan:
             if target not in found:
                 self.tied[target] = source
                 shapes.pop(target, None)
+        for name in (f"{path}.weight" for path, module in model.named_modules() if isinstance(module, Conv1D)):
+            if name in found and quant.get_format(found[name].format).packed:
+                shapes[name] = shapes[name][::-1]  # packed by outputs
         self.split: set[str] = set()
         for name in list(shapes):
             module, _, leaf = name.rpartition(".")
@@ -234,7 +232,7 @@ class _Installer:
             parent._buffers[leaf] = self._dense(weight, parent._buffers[leaf].dtype)
         elif not packed:
             set_parameter(self.model, name, self._dense(weight))
-        elif leaf == "weight" and type(parent) is nn.Linear:
+        elif leaf == "weight" and type(parent) in (nn.Linear, Conv1D):
             order = None if weight.order is None else weight.order.to(self.device)
             blocks = weight.load(self.device)
             replace_module(self.model, path, FoundryLinear.from_linear(parent, weight.format, blocks, order))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
 from collections.abc import Iterable
@@ -73,6 +74,22 @@ def read_config(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise LoadError("CONFIG", file, file.name, expected="an object", found=type(found).__name__)
     return found
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model, with what ModelOpt's `hf_quant_config.json` says where that says nothing.
+
+    LoadError: CONFIG, QUANT_CONFIG.
+    """
+    settings, beside = read_config(folder / "config.json"), folder / "hf_quant_config.json"
+    if settings.get("quantization_config") is not None or not os.path.lexists(beside):
+        return settings
+    said = read_config(beside).get("quantization")
+    if not isinstance(said, dict):
+        raise LoadError("QUANT_CONFIG", beside, "quantization", expected="an object", found=type(said).__name__)
+    if said.get("quant_algo") is None:
+        return settings
+    return {**settings, "quantization_config": {"quant_method": "modelopt", **said}}
 
 
 def without_code(settings: Any) -> Any:

@@ -16,7 +16,14 @@ import torch
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.assemble import build_for
-from torch_foundry.io.config_json import check_layers, check_towers, make_config, read_config, without_code
+from torch_foundry.io.config_json import (
+    check_layers,
+    check_towers,
+    make_config,
+    read_config,
+    read_model_config,
+    without_code,
+)
 from torch_foundry.io.container import Container
 from torch_foundry.io.packed import by_mlx, mlx, read_weights, without_quantization
 from torch_foundry.io.parameters import TOWERS, ParameterNames, class_name, has_tower, is_whole
@@ -44,7 +51,7 @@ def open_model_directory(
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    settings = read_config(path / CONFIG)
+    settings = read_model_config(path)
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         raise LoadError("ARCH_MISSING", path / CONFIG, "model_type", expected="a name", found=reprlib.repr(kind))
@@ -85,7 +92,7 @@ def open_model_directory(
         config=config,
         weights=weights,
         file=path,
-        tokenizer=partial(load_tokenizer, path, rows, words),
+        tokenizer=partial(load_tokenizer, path, rows, words, permits),
         close=container.close,
         generation_config=_generation_config(path),
         model_class=model_class,

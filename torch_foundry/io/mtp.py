@@ -18,7 +18,7 @@ from torch import nn
 from torch_foundry import quant
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.assemble import build, fill
-from torch_foundry.io.config_json import read_config
+from torch_foundry.io.config_json import read_model_config
 from torch_foundry.io.container import Container
 from torch_foundry.io.gguf import open_gguf
 from torch_foundry.io.gguf.layouts import Sizes
@@ -126,7 +126,7 @@ def _place(path: str | os.PathLike[str]) -> Path:
 
 def _of_folder(container: Container, text: Any, folder: Path) -> dict[str, Weight]:
     """The head's weights among safetensors, by the names of a model of one layer."""
-    settings, names = read_config(folder / CONFIG), ParameterNames(text.model_type.removesuffix("_text"))
+    settings, names = read_model_config(folder), ParameterNames(text.model_type.removesuffix("_text"))
     inside = settings.get("text_config")
     _check({**settings, **inside} if isinstance(inside, dict) else settings, text, folder / CONFIG)
     weights = read_weights(WeightReader(container, False, lambda _: True), settings, str(folder / CONFIG), names)

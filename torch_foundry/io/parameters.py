@@ -19,6 +19,10 @@ _BY_MLX: dict[str, tuple[tuple[str, str, int | None], ...]] = {
         (r"\.mlp\.up_proj\.", ".shared_mlp.input_linear.", 1),
         (r"\.mlp\.down_proj\.", ".shared_mlp.output_linear.", None),
     ),
+    "kimi_linear": (
+        *((rf"\.{letter}_conv\.conv\.", ".conv1d.", part) for part, letter in enumerate("qkv")),
+        (r"\.mlp\.e_score_correction_bias", ".mlp.gate.e_score_correction_bias", None),
+    ),
     "laguna": ((r"\.mlp\.gate\.proj\.", ".mlp.gate.", None),),
     "lfm2_moe": (
         (r"\.feed_forward\.gate_proj\.", ".feed_forward.w1.", None),
@@ -149,13 +153,18 @@ class ParameterNames:
         return shape != own and (shape[0], shape[2], shape[1]) == own
 
     @cached_property
+    def _names(self) -> set[str]:
+        return set() if self.model is None else set(self.model.state_dict())
+
+    @cached_property
     def _ignored(self) -> re.Pattern[str]:
         return re.compile("|".join((_COMPUTED, *(self._model._keys_to_ignore_on_load_unexpected or ()))))
 
     def ignored(self, name: str) -> bool:
         """Whether the model has no use for the tensor `name`, as a vision tower's."""
         outside = self.alone and not name.startswith(_OF_DECODER)
-        return outside or self._ignored.search(name) is not None
+        unused = self._ignored.search(name) is not None and self.find(name).parameter not in self._names
+        return outside or unused
 
     def of_mlx(self, name: str) -> str:
         """The name that transformers once had for what mlx calls `name`."""
@@ -181,4 +190,5 @@ class ParameterNames:
             parameter, source = join.rename_source_key(name)
             if source is not None:
                 return Place(parameter, join.source_patterns.index(source))
-        return Place(name)
+        inside = f"{self._model.base_model_prefix}.{name}"  # saved without an output layer, as GPT-2 was
+        return Place(inside if inside in self._names and name not in self._names else name)

@@ -8,7 +8,7 @@ import torch
 
 from torch_foundry.core import memory
 from torch_foundry.kvcache.formats import decoded, encoded, row_width
-from torch_foundry.kvcache.room import LARGEST
+from torch_foundry.kvcache.room import check_blocks
 
 
 class Pool:
@@ -30,11 +30,7 @@ class Pool:
         """The memory; allocated when it is asked for first."""
         if self.data is None:
             width, kind = row_width(head_dim, self.format, dtype)
-            if blocks * heads * size * width > LARGEST:
-                raise RuntimeError(
-                    f"KV cache: {blocks} blocks of {size} tokens are too many: a layer's keys or values have at most "
-                    f"2^31-1 elements, of which a token takes {heads * width}"
-                )
+            check_blocks(blocks, size, heads * width)
             nbytes = self.growth(blocks, size, heads, head_dim, dtype)
             memory.check(device, nbytes, f"a layer's keys or values in {blocks} blocks of {size} tokens")
             self.data, self.dtype = torch.empty(blocks, heads, size, width, dtype=kind, device=device), dtype

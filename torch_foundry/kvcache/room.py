@@ -71,6 +71,16 @@ def _growth(layers: Sequence[tuple[CacheLayer, Any]], batch: int, tokens: int, d
     return sum(layer.growth(batch, spec, tokens, dtype) for layer, spec in layers) if tokens else 0
 
 
+def check_blocks(blocks: int, size: int, row: int = 1) -> None:
+    """DoesNotFit if a layer's keys or values in so many blocks of `size` tokens, of `row` elements each, are too large
+    for kernels. row: at least that many, where nobody knows yet."""
+    if blocks > (most := LARGEST // (size * row)):
+        raise memory.DoesNotFit(
+            f"KV cache: no room for {blocks} blocks of {size} tokens: a layer's keys or values have at most 2^31-1 "
+            f"elements, of which a token takes {row}, so {most} blocks fit"
+        )
+
+
 def check_pools(
     layers: Sequence[tuple[CacheLayer, Any]], blocks: int, size: int, dtype: torch.dtype, device: torch.device
 ) -> None:

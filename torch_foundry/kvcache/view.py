@@ -18,6 +18,8 @@ from torch_foundry.kvcache.formats import PLAIN, Formats, decoded
 # cos, sin: of each token, or tables by position; None: no rotation. Mixers may be given more
 Rope = tuple[Tensor | None, ...]
 
+Heads = Mapping[str, Any]  # head_dim, and what becomes of heads, as in `ops.rope_kv`
+
 MASK_COST = 4  # torch's attention with a mask is faster than ours from so many times as many keys on
 WIDEST = 256  # head_dim: for wider ones torch stores all scores
 MASKED = 1 << 26  # elements of the mask that a window needs: what is larger costs more than our kernel does
@@ -52,6 +54,12 @@ class KVStep(Protocol):
         mask: in place of causal attention; mask and sinks as in `ops.attention`. value_queries: as there, but
         [B, L, heads, columns of the values].
         """
+
+    def attend_new(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, mask: Tensor | None = None, *, heads: Heads, **options: Any
+    ) -> Tensor:
+        """`write`, given heads, then `attend`, given mask and options."""
+        return self.attend(self.write(q, k, v, rope, **heads), mask, **options)
 
     def exchanged(self) -> KVStep:
         """The same with values for keys and keys for values."""
@@ -93,21 +101,41 @@ class KVView:
         value_queries: Tensor | None = None,
     ) -> Tensor:
         """See `KVStep`. Prompts go to torch's own kernels, on devices where those are faster."""
-        k, v, window = self.k, self.v, window if mask is None else 0
-        if self.first:
-            k, v = k.narrow(2, self.first, self.kv_len), v.narrow(2, self.first, self.kv_len)
+        seen = self._seen(mask, window)
+        k, v, window = seen["k_cache"], seen["v_cache"], seen["window"]
         plain = not softcap and sinks is value_queries is self.step is self.rows is self.block_table is None
         plain = plain and (self.formats != PLAIN or k.shape[3] == v.shape[3])  # else torch stores all scores
         if plain and _torch_is_faster(q, self.kv_len, mask, window):
             dense = [decoded(x[:, :, : self.kv_len], f, q.dtype) for x, f in zip((k, v), self.formats, strict=True)]
             return torch_attention(q, dense[0], dense[1], mask, scale=scale, window=window)
-        seen = mask if self.padding is None else self.padding[:, None, None]
         return ops.attention(
-            q, k, v, self.kv_len, scale=scale, mask=seen, causal=mask is None, window=window, softcap=softcap,
-            step=self.step, rows=self.rows, block_table=self.block_table, sinks=sinks, k_format=self.formats[0],
-            v_format=self.formats[1],
+            q, **seen, scale=scale, softcap=softcap, sinks=sinks,
             value_queries=None if value_queries is None else value_queries.transpose(1, 2),
         )  # fmt: skip
+
+    def attend_new(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, mask: Tensor | None = None, *, heads: Heads, **options: Any
+    ) -> Tensor:
+        """See `KVStep`."""
+        placed = self.step is not None or self.rows is not None or not k.shape[2]  # or nothing is written
+        newest = placed or self.start + q.shape[1] == self.first + self.kv_len
+        if q.shape[1] > limits.FEW_ROWS or not newest:
+            return self.attend(self.write(q, k, v, rope, **heads), mask, **options)
+        seen = self._seen(mask, options.pop("window", 0))
+        cos, sin = rope
+        return ops.rope_attention(q, k, v, cos, sin, **seen, positions=self.positions, **heads, **options)
+
+    def _seen(self, mask: Tensor | None, window: int) -> dict[str, Any]:
+        """Arguments of `ops.attention`: the caches, and what queries see of them."""
+        k, v = self.k, self.v
+        if self.first:
+            k, v = k.narrow(2, self.first, self.kv_len), v.narrow(2, self.first, self.kv_len)
+        return {
+            "k_cache": k, "v_cache": v, "kv_len": self.kv_len, "causal": mask is None,
+            "mask": mask if self.padding is None else self.padding[:, None, None],
+            "window": window if mask is None else 0, "step": self.step, "rows": self.rows,
+            "block_table": self.block_table, "k_format": self.formats[0], "v_format": self.formats[1],
+        }  # fmt: skip
 
     def exchanged(self) -> KVView:
         """See `KVStep`."""

@@ -17,6 +17,24 @@ from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Projections, Residual
 
 
+class HeadSpread:
+    """A head's number for each of its elements, exactly: all other terms of the product are zeros."""
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        with torch.device("cpu"), torch.inference_mode(False):  # [heads * head_dim, heads]: 1 if an element is of it
+            self._weight = torch.eye(heads, dtype=torch.float16).repeat_interleave(head_dim, 0)
+
+    def prepare(self, device: torch.device) -> None:
+        """Move to `device`. Not while a step is captured."""
+        if self._weight.device != device:
+            self._weight = self._weight.to(device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., heads] as [..., heads * head_dim]."""
+        self.prepare(x.device)
+        return ops.linear(x, self._weight, batch_invariant=True)
+
+
 @mixes("TextAttention")
 @mixes("Attention")
 class Attention(Mixer):
@@ -46,10 +64,7 @@ class Attention(Mixer):
             with torch.device("cpu"), torch.inference_mode(False):
                 rows = torch.arange(sum(self.widths), dtype=torch.int32).view(spec.n_kv_heads, -1, spec.head_dim)
                 self.order = torch.cat([part.flatten() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])
-        self.spread: Tensor | None = None  # [heads * head_dim, heads]: 1 where an element is one of the head
-        if spec.gates == spec.n_heads:
-            with torch.device("cpu"), torch.inference_mode(False):
-                self.spread = torch.eye(spec.n_heads, dtype=torch.float16).repeat_interleave(spec.head_dim, 0)
+        self.spread = HeadSpread(spec.n_heads, spec.head_dim) if spec.gates == spec.n_heads else None
         self.state, self.rope, self.source = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope, spec.source
         self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
 
@@ -57,8 +72,8 @@ class Attention(Mixer):
         """See `Mixer`."""
         if self.order is not None and self.order.device != device:
             self.order = self.order.to(device)
-        if self.spread is not None and self.spread.device != device:
-            self.spread = self.spread.to(device)
+        if self.spread is not None:
+            self.spread.prepare(device)
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
@@ -78,23 +93,28 @@ class Attention(Mixer):
         self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None, *, onto: Tensor | None = None
     ) -> Tensor:
         """See `Mixer`. onto: what the result is added to, in place of x."""
-        spec = self.spec
-        q, gate = self._heads(x, state, rope, gemm)
+        spec, norm, gate = self.spec, self.residual.pre, None
         sinks = self.parameters["sinks"] if spec.sinks else None
-        h = state.attend(q, mask, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sinks)
+        options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sinks}
+        if mask is not None and spec.window and spec.family.window == "local":
+            mask = within(mask, spec.window)
+        gated = spec.family.output_gate or self.gate
+        plain = not self.qk_norm and not gated and self.order is None and len(self.widths) == 3
+        dense = state if plain and isinstance(state, KVView) and state.is_dense(x.dtype) else None
+        if dense is not None and (given := self.qkv.together(norm, x, gemm)) is not None:
+            h = dense.attend(self._in_one_launch(given, dense, rope), mask, **options)
+        else:
+            q, k, v, gate = self._projections(x, gemm)
+            q, k, v, heads = self._heads(q, k, v, gemm)
+            h = state.attend_new(q, k, v, rope, mask, heads=heads, **options)
         if gate is not None:
             h = ops.glu(gate, h.view(gate.shape), spec.family.gate_activation).flatten(-2)
         return self.residual.add(x if onto is None else onto, self.out, h, gemm)
 
-    def _heads(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm) -> tuple[Any, Tensor | None]:
-        """Norm, projections, norms of heads, rotation; keys and values are stored. Returns the queries, and the gate
-        [B, L, heads, head_dim] of what they find, if the family has one."""
-        norm, head_dim, family = self.residual.pre, self.spec.head_dim, self.spec.family
-        gated = family.output_gate or self.gate
-        plain = not self.qk_norm and not gated and self.order is None and len(self.widths) == 3
-        dense = state if plain and isinstance(state, KVView) and state.is_dense(x.dtype) else None
-        if dense is not None and (given := self.qkv.together(norm, x, gemm)) is not None:
-            return self._in_one_launch(given, dense, rope), None
+    def _projections(self, x: Tensor, gemm: Gemm) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of x behind its norm, and the gate [B, L, heads, head_dim] of what queries find, if
+        the family has one. Gates that lie behind each head of the queries stay there, too."""
+        norm, head_dim = self.residual.pre, self.spec.head_dim
         if self.order is None:
             q, *kv = self.qkv.behind(norm, x, self.widths, gemm)
         else:
@@ -102,31 +122,34 @@ class Attention(Mixer):
             (rows,) = self.qkv.behind(norm, x, [sum(self.widths)], gemm)
             q, *kv = ops.permute_columns(rows, self.order).split(self.widths, dim=-1)
         k, v = (kv[0], kv[-1]) if kv else (q[..., :0],) * 2  # none: they are another layer's
-        gate = q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:] if family.output_gate else None
-        if self.gate:
-            (gate,) = self.gate.behind(norm, x, [self.spec.gates], gemm)
-            if self.spread is not None:  # one gate to each element, exactly: all other terms are zeros
-                self.prepare(x.device)
-                gate = ops.linear(gate, self.spread, batch_invariant=True)
-            gate = gate.unflatten(-1, (-1, head_dim))
-        options: dict[str, Any] = {"head_dim": head_dim, "interleaved": family.interleaved}
-        if self.qk_norm:
-            q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
-            whole = family.qk_norm == "full"
-            size = None if whole else head_dim
-            fused = gemm.fused_heads and (not whole or self._fuses_rows(q))
-            if fused or family.v_norm or family.rotate_first:
-                options |= {"q_norm": q_norm.gain(q, size), "k_norm": k_norm.gain(k, size)}
-                options |= {"eps": q_norm.eps, "kind": q_norm.kind}
-                options |= {"v_norm": family.v_norm, "rotate_first": family.rotate_first}
-            elif whole:
-                q, k = q_norm(q), k_norm(k)
-            else:
-                q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
-        heads: Any = state.write(q, k, v, rope, **options)
-        if family.output_gate:  # gates went along as every other head, which is less work than a copy of the queries
-            heads = [own[:, ::2] for own in heads] if isinstance(heads, list) else heads[:, ::2]
-        return heads, gate
+        if self.spec.family.output_gate:
+            return q, k, v, q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:]
+        if not self.gate:
+            return q, k, v, None
+        (gate,) = self.gate.behind(norm, x, [self.spec.gates], gemm)
+        if self.spread is not None:
+            gate = self.spread(gate)
+        return q, k, v, gate.unflatten(-1, (-1, head_dim))
+
+    def _heads(self, q: Tensor, k: Tensor, v: Tensor, gemm: Gemm) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """q, k and v, and what becomes of their heads, as `ops.rope_kv` takes it."""
+        head_dim, family = self.spec.head_dim, self.spec.family
+        heads: dict[str, Any] = {"head_dim": head_dim, "interleaved": family.interleaved, "gated": family.output_gate}
+        if not self.qk_norm:
+            return q, k, v, heads
+        q_norm, k_norm = self.qk_norm[0], self.qk_norm[-1]
+        whole = family.qk_norm == "full"
+        size = None if whole else head_dim
+        fused = gemm.fused_heads and (not whole or self._fuses_rows(q))
+        if fused or family.v_norm or family.rotate_first:
+            heads |= {"q_norm": q_norm.gain(q, size), "k_norm": k_norm.gain(k, size)}
+            heads |= {"eps": q_norm.eps, "kind": q_norm.kind}
+            heads |= {"v_norm": family.v_norm, "rotate_first": family.rotate_first}
+        elif whole:
+            q, k = q_norm(q), k_norm(k)
+        else:
+            q, k = (n(y.unflatten(-1, (-1, head_dim))).flatten(-2) for n, y in ((q_norm, q), (k_norm, k)))
+        return q, k, v, heads
 
     def _fuses_rows(self, q: Tensor) -> bool:
         """Whether norms of all heads at once are part of the rotation, where each head reads its whole row. They give
@@ -140,3 +163,10 @@ class Attention(Mixer):
             formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
             positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip
+
+
+def within(mask: Tensor, window: int) -> Tensor:
+    """`mask` [.., queries, keys], boolean or of what is added to scores, of the last `window` keys alone."""
+    queries, keys = mask.shape[-2:]
+    before = mask.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries - window)
+    return mask.masked_fill(before, False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)

@@ -9,10 +9,10 @@ from torch_foundry.core import limits
 from torch_foundry.models.families import NORMS
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.guards import epsilon
-from torch_foundry.models.spec import check_children, check_linear, check_norm, inert_in, require
+from torch_foundry.models.spec import check_children, check_linear, check_norm, inert_in, named, require
 from torch_foundry.models.swap import base_class
 
-PACKED = ("qkv_proj", "query_key_value")  # names of one projection to queries, keys and values
+PACKED = ("qkv_proj", "query_key_value", "c_attn")  # names of one projection to queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def _window(attn: Any, family: Family) -> int:
     everywhere = getattr(config, "sliding_window", None)
     if family.window == "types":
         everywhere = everywhere if config.layer_types[attn.layer_idx] == "sliding_attention" else None
+    if family.window == "local":
+        everywhere = config.window_size if attn.attention_type == "local" else None
     own = getattr(attn, "sliding_window", None)
     return int({"none": None, "attention": own}.get(family.window, everywhere) or 0)
 
@@ -59,7 +61,7 @@ def _rotates(attn: Any, family: Family, window: int) -> bool:
 def read_attention(attn: Any, family: Family) -> AttentionSpec:
     """The facts of `attn`. Raises Fallback."""
     config = attn.config
-    head_dim, hidden = int(_named(attn, "head_dim", "head_size")), int(config.hidden_size)
+    head_dim, hidden = int(named(attn, "head_dim", "head_size")), int(config.hidden_size)
     per_layer = getattr(config, "num_attention_heads_per_layer", None)
     heads = int(per_layer[attn.layer_idx] if per_layer else config.num_attention_heads)
     processes = getattr(attn, "processes", 1)  # which share them
@@ -81,7 +83,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     normed = family.qk_norm != "none" and getattr(attn, "use_qk_norm", True)
     qk_norms = set() if not normed else set(family.head_norms[: 1 + ("k" in kept)])
     v_norms = {"v_norm"} if family.v_norm and kept else set()
-    out = next((name for name in ("dense", "out_proj") if name in attn._modules), "o_proj")
+    out = next((name for name in ("c_proj", "dense", "out_proj") if name in attn._modules), "o_proj")
     gate = attn._modules.get(family.gate)
     rest = {out, *inert_in(attn, family)} | ({family.gate} if gate is not None else set())
     check_children("self_attn", attn, projections | qk_norms | v_norms | rest)
@@ -110,11 +112,11 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     window = _window(attn, family)
     return AttentionSpec(
         family=family,
-        layer_idx=int(attn.layer_idx),
+        layer_idx=int(named(attn, "layer_idx", "layer_id")),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        scale=float(_named(attn, "scaling", "inv_norm_factor")),
+        scale=family.scale or float(named(attn, "scaling", "inv_norm_factor")),
         rope=_rotates(attn, family, window),
         window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,
@@ -124,11 +126,6 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         source=source,
         hands_on=bool(getattr(attn, "store_full_length_kv", False)),
     )
-
-
-def _named(attn: Any, *names: str) -> Any:
-    """What `attn` has under one of these names."""
-    return next(getattr(attn, name) for name in names if hasattr(attn, name))
 
 
 def _source(attn: Any) -> int | None:

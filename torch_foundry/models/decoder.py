@@ -109,7 +109,7 @@ class DecoderModel(ModelPlan):
             raise Fallback(reason)
         if torch._C._len_torch_dispatch_stack():  # of this thread, unlike torch's flag; it wants to see each op
             raise Fallback("a dispatch mode is active")
-        if self.guard is None or self._facts != self._read_facts() or not self.guard.is_valid():
+        if self.guard is None or not self.guard.is_valid() or self._facts != self._read_facts():
             self._renew()
         assert self.guard is not None
         if reason := device_reason(self.dtype, self.device.type):
@@ -189,8 +189,8 @@ class DecoderModel(ModelPlan):
         others = [m for part in parts if part is not None for m in part.modules]
         others += self._embedding.modules
         rest = tuple(m._parameters for m in (norm, *others))
-        for parameters, free in ((rest, frozenset()), *((plan.parameters, plan.free) for plan in self.layers)):
-            if reason := weight_reason(parameters, self.dtype, free):
+        for parameters, *exempt in ((rest,), *((plan.parameters, *plan.exempt) for plan in self.layers)):
+            if reason := weight_reason(parameters, self.dtype, *exempt):
                 raise Fallback(reason)
         if any(plan.scalar is not None and plan.scalar.dtype != self.dtype for plan in self.layers):
             raise Fallback("layer_scalar is not of the model's dtype")
@@ -219,10 +219,15 @@ class DecoderModel(ModelPlan):
         """Whether this is an MTP head's, which sees a hidden state beside each token."""
         return self._mtp is not None
 
-    def embed(self, ids: torch.Tensor, gemm: Gemm) -> torch.Tensor:
-        """Ids [B, L] to their embeddings, [B, L, hidden], normed if the decoder does so."""
+    @property
+    def most_positions(self) -> int | None:
+        """As of `TokenEmbedding`."""
+        return None if self._embedding is None else self._embedding.most_positions
+
+    def embed(self, ids: torch.Tensor, gemm: Gemm, states: Sequence[Any] = ()) -> torch.Tensor:
+        """Ids [B, L] to their embeddings, [B, L, hidden], normed if the decoder does so. states: as of `forward`."""
         assert self._embedding is not None
-        x = self._embedding(ids, gemm)
+        x = self._embedding(ids, gemm, states)
         return self.norm(x) if self.decoder.first_norm else x
 
     def new_hidden(self, batch: int, length: int) -> torch.Tensor | None:
@@ -230,9 +235,11 @@ class DecoderModel(ModelPlan):
         size = batch, length, self.config.hidden_size
         return None if self._mtp is None else torch.zeros(size, dtype=self.dtype, device=self.device)
 
-    def embed_beside(self, ids: torch.Tensor, hidden: torch.Tensor | None, gemm: Gemm) -> torch.Tensor:
+    def embed_beside(
+        self, ids: torch.Tensor, hidden: torch.Tensor | None, gemm: Gemm, states: Sequence[Any] = ()
+    ) -> torch.Tensor:
         """What the first layer gets, [B, L, hidden]; hidden: as large, if the decoder is an MTP head's."""
-        x = self.embed(ids, gemm)
+        x = self.embed(ids, gemm, states)
         if self._mtp is None:
             return x
         assert hidden is not None
@@ -268,23 +275,16 @@ class DecoderModel(ModelPlan):
         return ropes
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        states: Sequence[Any],
-        tables: Mapping[Kind, Table],
-        gemm: Gemm,
-        *,
-        hidden: torch.Tensor | None = None,
-        tail: Tail | None = None,
-        scoped: bool = False,
-    ) -> torch.Tensor:
+        self, ids: torch.Tensor, states: Sequence[Any], tables: Mapping[Kind, Table], gemm: Gemm, *,
+        hidden: torch.Tensor | None = None, tail: Tail | None = None, scoped: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         """The last norm's result for ids [B, L], [B, L, hidden], or what `tail` makes of it.
 
         states: views of what `specs` say. tables: by kind of layer. hidden: see `embed_beside`. scoped: count launches.
         """
         under = scope if scoped else contextlib.nullcontext
         with under("embedding"):
-            x = self.embed_beside(ids, hidden, gemm)
+            x = self.embed_beside(ids, hidden, gemm, states)
             inputs, x = self.per_layer(ids, x, gemm), self.expand(x, gemm)
         for plan, state, given in zip(self.layers, self.of_layers(states), inputs, strict=True):
             x = forward(plan.layer, x, state, plan.layer.rope(tables), gemm, given=given, scoped=scoped)

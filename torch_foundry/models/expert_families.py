@@ -199,6 +199,8 @@ EXPERT_FAMILIES = (
         experts=replace(DEEPSEEK, latent=("fc1_latent_proj", "fc2_latent_proj")),
         decoder=replace(ROUTED, embedding="embeddings", norm="norm_f", rotary=""),
     ),
+    Family("kimi_linear", mixer=LATENT, experts=DEEPSEEK, decoder=replace(ROUTED, rotary="")),
+    Family("bailing_hybrid", mixer=LATENT, interleaved=True, gate="g_proj", experts=DEEPSEEK, decoder=ROUTED),  # Ling 3
     Family("qwen3_next", **GATED, experts=Experts(**QWEN), decoder=ROUTED),
     Family(
         "qwen3_5_moe",

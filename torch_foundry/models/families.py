@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry.models.expert_families import EXPERT_FAMILIES
 from torch_foundry.models.family import (
@@ -35,6 +35,7 @@ from torch_foundry.models.family import (
     Wrapper,
     class_key,
 )
+from torch_foundry.models.layer_norm_families import LAYER_NORM_FAMILIES
 from torch_foundry.models.swap import base_class
 
 TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
@@ -52,6 +53,7 @@ ROTARIES: dict[str, Family] = {}  # rotary embeddings whose tables are not those
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
 SCALED_EMBEDDINGS: set[str] = set()
+POSITIONS: set[str] = set()  # embeddings of positions whose rows begin at `offset`
 
 
 def register(family: Family) -> None:
@@ -63,7 +65,7 @@ def register(family: Family) -> None:
         LINEARS.add(family.key(family.linear_class))
     DECODERS[family.key(family.decoder.suffix)] = family.decoder
     if family.head is not None:
-        HEADS[family.key("ForCausalLM")] = family.head
+        HEADS[family.key(family.head.suffix)] = family.head
     if family.experts:
         EXPERTS.add(family.key(family.experts.suffix))
         if not family.experts.beside:
@@ -71,12 +73,13 @@ def register(family: Family) -> None:
     tables = family.half_tables or family.paired_tables or family.complex_tables or family.backwards
     if tables or family.scaled_queries or family.multipliers:
         ROTARIES[family.key("RotaryEmbedding")] = family
+    if family.decoder.positions:
+        POSITIONS.add(family.key("LearnedPositionalEmbedding"))
     if family.scaled_embedding:
         SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
 
 
 MROPE = Decoder(suffix="TextModel", mrope=True)
-LAYER_NORM: dict[str, Any] = {"norm_class": "", "norm_kind": "layer"}
 GEMMA2: dict[str, Any] = {
     "norm_kind": "gemma",
     "window": "attention",
@@ -95,14 +98,6 @@ GEMMA4: dict[str, Any] = {
     "scaled_embedding": True,
     "decoder": Decoder(suffix="TextModel", output=SharedKeysOutput),
     "head": Head(softcap="final_logit_softcapping"),
-}
-COHERE: dict[str, Any] = {
-    "norm_class": "LayerNorm",
-    "norm_kind": "layer",
-    "parallel": True,
-    "interleaved": True,
-    "paired_tables": True,
-    "head": Head(factor="logit_scale"),
 }
 FALCON_H1: dict[str, Any] = {
     "norms": BAMBA,
@@ -170,41 +165,6 @@ for _family in (
         head=Head(softcap="final_logit_softcapping"),
     ),
     Family("apertus", norms=NormRoles(pre_attn="attention_layernorm", pre_ffn="feedforward_layernorm"), qk_norm="head"),
-    Family("nemotron", norm_class="LayerNorm1P", norm_kind="layer1p"),
-    Family("jais2", **LAYER_NORM),
-    Family("starcoder2", **LAYER_NORM, window="config"),
-    Family("stablelm", prefix="StableLm", **LAYER_NORM, parallel="use_parallel_residual", inert=frozenset({"dropout"})),
-    Family(
-        "phi", **LAYER_NORM, parallel=True, inert=frozenset({"resid_dropout"}), decoder=Decoder(norm="final_layernorm")
-    ),
-    Family(
-        "gpt_neox",
-        prefix="GPTNeoX",
-        layer="Layer",
-        **LAYER_NORM,
-        parallel="use_parallel_residual",
-        grouped_rows=True,
-        inert=frozenset({"post_attention_dropout", "post_mlp_dropout"}),
-        decoder=Decoder(embedding="embed_in", norm="final_layer_norm"),
-        head=Head("gpt_neox"),
-    ),
-    Family(
-        "falcon",
-        **LAYER_NORM,
-        linear_class="Linear",
-        parallel="parallel_attn",
-        grouped_rows=True,
-        unset=("alibi", "new_decoder_architecture"),
-        inert=frozenset({"attention_dropout"}),
-        pairs=True,
-        decoder=Decoder(
-            embedding="word_embeddings", layers="h", norm="ln_f", output=BaseModelOutputWithPastAndCrossAttentions
-        ),
-        head=Head("transformer"),
-    ),
-    Family("cohere", **COHERE),
-    Family("cohere2", **COHERE, window="attention", full_rotate=False),
-    Family("olmo", norm_class="LayerNorm", norm_kind="layer", unset=("clip_qkv",)),
     Family("exaone4", norms=POST, **EXAONE),
     Family("vaultgemma", prefix="VaultGemma", norms=BEFORE, **GEMMA2),
     Family(
@@ -245,8 +205,9 @@ for _family in (
         decoder=Decoder(norm="embedding_norm"),
     ),
     # most have Mamba2's state space (`mamba2.py`); Granite 4 is among those with experts
-    Family("bamba", norms=BAMBA, ffn="feed_forward", pairs=True, decoder=Decoder(norm="final_layernorm")),
+    Family("bamba", norms=BAMBA, ffn="feed_forward", pairs=True, decoder=Decoder(norm="final_layernorm", counts=False)),
     Family("falcon_h1", prefix="FalconH1", **FALCON_H1),  # beside attention, on the same input (`parallel_mixers.py`)
+    *LAYER_NORM_FAMILIES,
     *EXPERT_FAMILIES,
 ):
     register(_family)
@@ -287,8 +248,8 @@ for _wrapper in (
 
 
 def is_dense_linear(cls: type) -> bool:
-    """Whether modules of `cls` compute x W^T + b from a dense weight, and nothing else."""
-    return cls is nn.Linear or class_key(cls) in LINEARS
+    """Whether modules of `cls` compute x W^T + b from a dense weight, or its transpose, and nothing else."""
+    return cls in (nn.Linear, Conv1D) or class_key(cls) in LINEARS
 
 
 def norm_kind(module: nn.Module) -> str | None:

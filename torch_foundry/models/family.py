@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    BaseModelOutputWithPastAndCrossAttentions,
-    MoeModelOutputWithPast,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from torch_foundry.core import limits
 
@@ -114,7 +110,7 @@ class Experts:
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
     shared_gate: str = ""  # what weighs it, by a sigmoid
-    latent: tuple[str, ...] = ()  # children that are Identities, or project to what experts see and back: unknown
+    latent: tuple[str, ...] = ()  # children that project to what experts see, and back, unless they are Identities
     least: str = ""  # what weights are divided by if their sum is less
     outer: str = ""  # the same as a child of the layer, if it has one; the only block of layers without experts
     suffix: str = "Experts"  # of the class of `experts`
@@ -131,12 +127,9 @@ class Experts:
             rule |= {"groups": router.num_group, "top_groups": router.topk_group}
             if method == "group_limited_greedy":
                 rule["group_best"] = 1
-        if self.scale:
-            rule["scale"] = float(attrgetter(self.scale)(block))
-        if self.near:
-            rule["near"] = 2 * float(attrgetter(self.near)(block))
-        if self.least_sum:
-            rule["least_sum"] = self.least_sum
+        rule |= {"scale": float(attrgetter(self.scale)(block))} if self.scale else {}
+        rule |= {"near": 2 * float(attrgetter(self.near)(block))} if self.near else {}
+        rule |= {"least_sum": self.least_sum} if self.least_sum else {}
         return rule
 
     def fits(self, rule: dict[str, Any], experts: int) -> bool:
@@ -150,8 +143,11 @@ class Experts:
 
     def matrix_of(self, block: Any) -> Any:
         """The module that has the router's `weight`."""
-        router = getattr(block, self.router)
-        return getattr(router, self.matrix) if self.matrix else router
+        return block.get_submodule(f"{self.router}.{self.matrix}".rstrip("."))
+
+    def latent_of(self, block: Any) -> list[Any]:
+        """The modules; empty if experts see what the router sees."""
+        return [m for m in map(block.get_submodule, self.latent) if type(m).__name__ != "Identity"]
 
     def correction_of(self, block: Any) -> Any:
         """The tensor, [experts]; None: there is none."""
@@ -169,7 +165,7 @@ class SharedKeysOutput(BaseModelOutputWithPast):
 
 @dataclass(frozen=True)
 class Decoder:
-    """Ids to the last norm: an embedding, layers and that norm, with positions by rotary embeddings."""
+    """Ids to the last norm: an embedding, layers and that norm; positions are rotary embeddings, or learned ones."""
 
     suffix: str = "Model"  # of its class
     embedding: str = "embed_tokens"  # name of the embedding
@@ -177,13 +173,15 @@ class Decoder:
     norm: str = "norm"  # name of the last norm
     first_norm: bool = False  # embeddings pass the last norm too
     rotary: str = "rotary_emb"  # name of the rotary embedding; "": heads are not rotated
+    positions: str = ""  # name of the embedding of positions, which is added to that of ids; "": there is none
+    mask_counts: bool = False  # stock code counts ones of the mask, where it is told no positions
+    absent: tuple[str, ...] = ()  # children that are not understood, if there are any
     multiplier: str | None = None  # attribute of the model: a factor on the embeddings
     mup: bool = False  # the root of config.hidden_size is another one, if config.mup_enabled
     unknown_first: bool = False  # ids outside the table of layers' embeddings stand for its first row
+    counts: bool = True  # stock code counts positions on from what a cache has read, where it isn't told any
     mrope: bool = False  # positions may be [3, B, L], by time, height and width, or [4, B, L], behind those of the text
-    output: type[BaseModelOutputWithPast | MoeModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions] = (
-        BaseModelOutputWithPast
-    )
+    output: type[Any] = BaseModelOutputWithPast
 
     def factor(self, module: Any) -> float:
         """What the embeddings of `module` are multiplied by, besides their own scale."""
@@ -198,6 +196,7 @@ class Head:
     decoder: str = "model"  # where it is, as of `get_submodule`
     divisor: str | None = None  # logits / that
     factor: str | None = None  # logits * that
+    suffix: str = "ForCausalLM"  # of the class of both
     softcap: str | None = None  # tanh(logits / that) * that
 
 
@@ -222,8 +221,7 @@ class Family(Architecture):
     norms: NormRoles = PRE
     norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
     linear_class: str = ""  # suffix of its linear layers' class; "": torch's
-    # rounding, as in ops.rms_norm; or "plain": as "llama", without a weight; "layer": LayerNorm, "layer1p": that of
-    # 1 + weight
+    # rounding, as in ops.rms_norm; "plain": as "llama", without a weight; "layer": LayerNorm, "layer1p": of 1 + weight
     norm_kind: str = "llama"
     # "head": over head_dim, "full": over all heads at once; before RoPE; unless self_attn.use_qk_norm is False
     qk_norm: str = "none"
@@ -231,9 +229,10 @@ class Family(Architecture):
     grouped_rows: bool = False  # rows of `query_key_value` are by heads of keys: its queries, itself, its values
     rotate_first: bool = False  # norms over head_dim come after RoPE
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
-    # "attention": self_attn.sliding_window
+    # "attention": self_attn.sliding_window, "local": config.window_size where attention_type is that, unknown to masks
     window: str = "none"
     full_rotate: bool = True  # False: layers that see all tokens don't rotate; "types": if config.sliding_window is set
+    scale: float = 0.0  # of scores; 0: as self_attn says
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
     v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
     layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
@@ -255,8 +254,9 @@ class Family(Architecture):
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
+    needed: tuple[str, ...] = ()  # names in the config that have to be set
     pairs: bool = False  # a layer returns attention's weights too, which are None here
-    ffn: str = "mlp"  # name of the feed-forward block
+    ffn: str = "mlp"  # name of the feed-forward block; "": its layers are the layer's own
     alone: bool = False  # a layer has a mixer or a feed-forward block, both called `ffn`, behind the same norm
     # whether it is added to attention's result without seeing it, or what config calls that; if so, a family whose
     # layers lack `norms.pre_ffn` has one norm for both

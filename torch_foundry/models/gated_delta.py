@@ -1,10 +1,10 @@
-"""The gated delta rule as a mixer: how families name and order its parts, and a step of it."""
+"""The gated delta rule, and Kimi's, as a mixer: how families name and order its parts, and a step of it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,25 +28,39 @@ class Layout:
     """How a class names its linear layers, and what is in their outputs: letters of q, k, v, z, b and a.
 
     by_head: an output has all of its letters for the first key head, then for the second; else all heads of a letter,
-    then of the next.
+    then of the next. low: of outputs that are no letters themselves, but as many numbers as a head has keys: the layer
+    that makes a letter of them. gate: the child that has a_log and dt_bias, one for each column of the keys.
     """
 
     projections: dict[str, str]
     norm: str
     out: str
     by_head: bool = False
+    low: dict[str, tuple[str, str]] = field(default_factory=dict)
+    gate: str = ""
 
-    def children(self) -> set[str]:
-        """Names of all modules."""
-        return {"conv1d", self.norm, self.out, *self.projections}
+    def children(self, gate: bool = False) -> set[str]:
+        """Names of all modules; gate: of the gate's own."""
+        prefix, paths = f"{self.gate}." if gate else "", [*self.projections, *(path for path, _ in self.low.values())]
+        names = {path.removeprefix(prefix).split(".")[0] for path in paths if path.startswith(prefix)}
+        return names if gate else {"conv1d", self.norm, self.out, *names}
 
 
+QKV = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "b_proj": "b"}
 LAYOUTS = (
     Layout({"in_proj_qkvz": "qkvz", "in_proj_ba": "ba"}, "norm", "out_proj", by_head=True),
     Layout({"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_b": "b", "in_proj_a": "a"}, "norm", "out_proj"),
     Layout(
         {"q_proj": "q", "k_proj": "k", "v_proj": "v", "g_proj": "z", "b_proj": "b", "a_proj": "a"}, "o_norm", "o_proj"
     ),
+    Layout(
+        {**QKV, "forget_gate.f_a_proj": "f", "g_a_proj": "g"},
+        "o_norm",
+        "o_proj",
+        low={"f": ("forget_gate.f_b_proj", "a"), "g": ("g_b_proj", "z")},
+        gate="forget_gate",
+    ),
+    Layout({**QKV, "g_proj": "z", "forget_gate.f_proj": "a"}, "o_norm", "o_proj", gate="forget_gate"),
 )
 
 
@@ -63,6 +77,8 @@ class DeltaSpec:
     taps: int  # of the convolution
     eps: float
     beta_scale: float  # 2: eigenvalues of a step may be negative
+    log_bound: float  # as in ops.gated_delta
+    sigmoid_gate: bool
 
     @property
     def channels(self) -> int:
@@ -72,15 +88,26 @@ class DeltaSpec:
     def widths(self, letters: str) -> list[int]:
         """How much of each letter a key head has."""
         values = self.per_key * self.value_dim
-        of = {"q": self.key_dim, "k": self.key_dim, "v": values, "z": values, "b": self.per_key, "a": self.per_key}
+        of = {"q": self.key_dim, "k": self.key_dim, "v": values, "z": values, "b": self.per_key}
+        of["a"] = self.key_dim if self.layout.gate else self.per_key
         return [of[letter] for letter in letters]
+
+    def outputs(self, letters: str) -> int:
+        """Of a projection to `letters`."""
+        return self.key_dim if letters in self.layout.low else self.key_heads * sum(self.widths(letters))
 
 
 def read(module: Any, family: Family) -> DeltaSpec:
     """The facts of `module`. Raises Fallback."""
-    layout = next((known for known in LAYOUTS if known.children() == module._modules.keys()), LAYOUTS[0])
+    layout = next((known for known in LAYOUTS if _is_of(known, module)), LAYOUTS[0])
     check_children("linear attention", module, layout.children())
-    keys, values = int(module.num_k_heads), int(module.num_v_heads)
+    gate = module.get_submodule(layout.gate)
+    if layout.gate:
+        keys = values = int(module.num_heads)
+        key_dim = value_dim = int(module.head_dim)
+    else:
+        keys, values = int(module.num_k_heads), int(module.num_v_heads)
+        key_dim, value_dim = int(module.head_k_dim), int(module.head_v_dim)
     require(keys > 0 and values % keys == 0, f"{values} value heads are not shared by {keys} key heads")
     conv, norm = module.conv1d, module._modules[layout.norm]
     spec = DeltaSpec(
@@ -88,28 +115,33 @@ def read(module: Any, family: Family) -> DeltaSpec:
         hidden=int(module.hidden_size),
         key_heads=keys,
         per_key=values // keys,
-        key_dim=int(module.head_k_dim),
-        value_dim=int(module.head_v_dim),
+        key_dim=key_dim,
+        value_dim=value_dim,
         taps=int(module.conv_kernel_size),
         eps=float(norm.variance_epsilon),
         beta_scale=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
+        log_bound=float(gate.lower_bound) if getattr(gate, "safe_gate", False) else 0.0,
+        sigmoid_gate=norm.activation == "sigmoid",
     )
     for name, letters in layout.projections.items():
-        check_linear(name, module._modules[name], spec.hidden, keys * sum(spec.widths(letters)))
+        check_linear(name, module.get_submodule(name), spec.hidden, spec.outputs(letters))
+    for name, letters in layout.low.values():
+        check_linear(name, module.get_submodule(name), spec.key_dim, spec.outputs(letters))
     check_linear(layout.out, module._modules[layout.out], values * spec.value_dim, spec.hidden)
     require(type(conv) is nn.Conv1d and conv.bias is None, f"conv1d is a {type(conv).__name__} with a bias or another")
     known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
-    require(known and norm.activation == "silu", f"{layout.norm} is a {type(norm).__name__}")
+    require(known and norm.activation in ("silu", "sigmoid"), f"{layout.norm} is a {type(norm).__name__}")
     require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
-    found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    wanted: dict[str, tuple[int, ...]] = {
-        "conv1d.weight": (spec.channels, 1, spec.taps),
-        f"{layout.norm}.weight": (spec.value_dim,),
-        "A_log": (values,),
-        "dt_bias": (values,),
+    require(not getattr(gate, "safe_gate", False) or spec.log_bound < 0, f"decays are bounded by {spec.log_bound}")
+    found = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    wanted = {
+        "conv1d.weight": spec.channels * spec.taps,
+        f"{layout.norm}.weight": spec.value_dim,
+        f"{layout.gate}.A_log".lstrip("."): values,
+        f"{layout.gate}.dt_bias".lstrip("."): values * (key_dim if layout.gate else 1),
     }
-    for name, shape in wanted.items():
-        require(found.get(name) == shape, f"{name} is {found.get(name)}, expected {shape}")
+    for name, count in wanted.items():
+        require(found.get(name) == count, f"{name} has {found.get(name)} numbers, expected {count}")
     largest, most = max(spec.key_dim, spec.value_dim), limits.DELTA_DIM
     require(largest <= most, f"heads of {largest} numbers, expected at most {most}")
     size, room = spec.key_dim * spec.value_dim, limits.DELTA_STATE
@@ -118,10 +150,16 @@ def read(module: Any, family: Family) -> DeltaSpec:
     return spec
 
 
+def _is_of(layout: Layout, module: Any) -> bool:
+    gate = module._modules.get(layout.gate)
+    own = gate is None or layout.children(gate=True) == gate._modules.keys()
+    return own and layout.children() == module._modules.keys()
+
+
 def _groups(module: Any, projections: dict[str, str]) -> Iterator[tuple[list[str], LinearGroup]]:
     """Those that are computed together, with the letters of each: as many as a kernel has room for, and, of weights
     whose columns may be stored in another order, those that are or those that aren't."""
-    linears = [(letters, Linear(module._modules[name])) for name, letters in projections.items()]
+    linears = [(letters, Linear(module.get_submodule(name))) for name, letters in projections.items()]
     for _, alike in itertools.groupby(linears, lambda each: each[1].order is None):
         rest = list(alike)
         while rest:
@@ -129,22 +167,26 @@ def _groups(module: Any, projections: dict[str, str]) -> Iterator[tuple[list[str
             yield [letters for letters, _ in some], LinearGroup(linear for _, linear in some)
 
 
+@mixes("DeltaAttention")
 @mixes("GatedDeltaNet")
 class GatedDelta(RecurrentMixer):
     """A causal convolution, the gated delta rule and a gated norm; its state is the convolution's last inputs, and a
     matrix for each value head."""
 
-    __slots__ = ("groups", "letters", "module", "norm", "out", "residual", "spec", "state", "width")
+    __slots__ = ("groups", "letters", "low", "out", "parameters", "residual", "spec", "state", "width")
     read = staticmethod(read)
     spec: DeltaSpec
     groups: tuple[LinearGroup, ...]
     letters: tuple[list[str], ...]  # of each group, what its layers make
+    parameters: tuple[dict[str, Any], ...]  # of the convolution, of gates and of the norm
 
     def __init__(self, module: Any, facts: DeltaSpec, residual: Residual) -> None:
         spec = self.spec = facts
-        self.module, self.residual = module, residual
-        self.norm = module._modules[spec.layout.norm]
+        owners = ("conv1d", spec.layout.gate, spec.layout.norm)
+        self.parameters, self.residual = tuple(module.get_submodule(name)._parameters for name in owners), residual
         self.letters, self.groups = zip(*_groups(module, spec.layout.projections), strict=True)
+        of_low = spec.layout.low.items()
+        self.low = {low: (Linear(module.get_submodule(path)), letters) for low, (path, letters) in of_low}
         self.out = Linear(module._modules[spec.layout.out])
         heads = spec.key_heads * spec.per_key
         self.state = RecurrentSpec(
@@ -153,17 +195,18 @@ class GatedDelta(RecurrentMixer):
                 (RECURRENT, (heads, spec.key_dim, spec.value_dim), torch.float32),
             )
         )
-        self.width = spec.channels + 2 * heads * (spec.value_dim + 1)
+        self.width = spec.channels + 2 * spec.outputs("z") + 2 * spec.outputs("a")
 
     def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
-        parts, spec, module = self._parts(x, gemm, mask), self.spec, self.module
+        parts, spec, (conv, gates, norm) = self._parts(x, gemm, mask), self.spec, self.parameters
         q, k, v, z, b, a = (parts[letter] for letter in "qkvzba")
         v, z = (values.unflatten(-1, (spec.per_key, spec.value_dim)) for values in (v, z))
-        conv, own, slots = module.conv1d._parameters["weight"], module._parameters, state.table.shape[1]
         y = ops.gated_delta(
-            q, k, v, z, b, a, conv.squeeze(1), own["A_log"], own["dt_bias"], self.norm._parameters["weight"], spec.eps,
+            q, k, v, z, b, a.unsqueeze(2) if spec.layout.gate else a, conv["weight"].squeeze(1),
+            gates["A_log"].flatten(), gates["dt_bias"], norm["weight"], spec.eps,
             state.pools[CONV], state.pools[RECURRENT], state.runs, state.table, state.count,
-            beta_scale=spec.beta_scale, prompts=state.longest >= slots,
+            beta_scale=spec.beta_scale, log_bound=spec.log_bound, sigmoid_gate=spec.sigmoid_gate,
+            prompts=state.longest >= state.table.shape[1],
         )  # fmt: skip
         return self.residual.add(x, self.out, y.view(*x.shape[:2], -1), gemm)
 
@@ -174,8 +217,11 @@ class GatedDelta(RecurrentMixer):
         if norm is not None and not gemm.fuses(norm, x):  # one norm for all groups
             x, norm = norm(x), None
         for of_each, group in zip(self.letters, self.groups, strict=True):
-            widths = [spec.key_heads * sum(spec.widths(letters)) for letters in of_each]
+            widths = [spec.outputs(letters) for letters in of_each]
             for letters, y in zip(of_each, group.behind(norm, x, widths, gemm), strict=True):
+                if letters in self.low:
+                    linear, letters = self.low[letters]
+                    y = gemm.product(linear, y)
                 rows, own = y.flatten(0, 1), spec.widths(letters)
                 if spec.layout.by_head:
                     found = rows.unflatten(-1, (spec.key_heads, -1)).split(own, dim=-1)

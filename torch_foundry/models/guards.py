@@ -19,7 +19,8 @@ from torch_foundry.nn.packing import KERNEL_DTYPES
 RECORDER = f"{output_capturing.__name__}.install_output_capuring_hook.<locals>.output_capturing_hook"
 # implementations whose masks are 4D tensors, or None for "causal"
 ATTENTION = frozenset({"sdpa", "eager"})
-EPSILONS = ("eps", "variance_epsilon")  # what norms call the number that they add to a mean square
+# what norms call the number that they add to a mean square, and attention the one that scores are multiplied by
+NUMBERS = ("eps", "variance_epsilon", "scaling")
 
 
 def tensor_reason(x: torch.Tensor) -> str | None:
@@ -39,8 +40,15 @@ def device_reason(dtype: torch.dtype, kind: str) -> str | None:
         return f"no executor for device {kind}"
     if kind != "meta" and torch.is_autocast_enabled(kind):
         return "autocast"
+    return transform_reason()
+
+
+def transform_reason() -> str | None:
+    """What is done to calls that kernels can't be part of; None if nothing."""
     if torch.jit.is_tracing():
         return "tracing"
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return "torch.func (vmap, grad ...) or derivatives in forward mode"
     return None
 
 
@@ -55,10 +63,15 @@ def differentiable_reason(x: torch.Tensor) -> str | None:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     if not has_executor(x.device.type):
         return f"no executor for device {x.device.type}"
-    if torch.jit.is_tracing():
-        return "tracing"
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return "derivatives by torch.func or in forward mode"
+    return transform_reason()
+
+
+def derived_reason(module: Any) -> str | None:
+    """Why the weight or bias of a leaf is made of other parameters, as pruning and parametrizations do; None if it
+    isn't. It is no parameter then, and a norm would be taken for one without a weight."""
+    own = module.__dict__
+    if "weight" in own or "bias" in own or "parametrizations" in own["_modules"]:
+        return "a weight is made of others (pruned, parametrized)"
     return None
 
 
@@ -68,13 +81,13 @@ def epsilon(norm: Any) -> float:
 
 
 class Epsilons:
-    """The eps of norms among some modules, which plans and launches have as numbers, as they are."""
+    """The eps of norms among some modules and the scale of attention, which plans and launches have as numbers."""
 
     __slots__ = ("_owners", "_seen")
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         found = [m.__dict__ for m in modules]
-        self._owners = [(itemgetter(name), [own for own in found if name in own]) for name in EPSILONS]
+        self._owners = [(itemgetter(name), [own for own in found if name in own]) for name in NUMBERS]
         self._seen = self._now()
 
     def _now(self) -> list[Any]:
@@ -156,9 +169,11 @@ def mask_reason(mask: Any, dtype: torch.dtype, batch: int, heads: int, queries: 
     return None
 
 
-def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = ()) -> str | None:
+def weight_reason(
+    owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: Collection[int] = (), turned: Collection[int] = ()
+) -> str | None:
     """Why the parameters of some modules are not plain tensors of `dtype`; None if they are. free: ids of those owners
-    whose parameters may have other dtypes."""
+    whose parameters may have other dtypes. turned: of those whose matrices are [inputs, outputs]."""
     for parameters in owners:
         for value in parameters.values():
             if value is not None:
@@ -166,4 +181,6 @@ def weight_reason(owners: tuple[dict[str, Any], ...], dtype: torch.dtype, free: 
                     return "weights and input differ in dtype"
                 if type(value) is not nn.Parameter:  # a tensor subclass, or torch.func at work
                     return f"a weight is a {type(value).__name__}"
+                if value.dim() > 1 and value.stride(-1) != 1 and id(parameters) not in turned:
+                    return "a weight is stored by columns"
     return None

@@ -18,6 +18,7 @@ from torch_foundry import ops
 from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
+from torch_foundry.models.attention import HeadSpread
 from torch_foundry.models.family import Family
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.layer import Mixer, mixes
@@ -40,6 +41,8 @@ class LatentSpec:
     scaled: bool  # whether queries are multiplied by numbers of their positions
     interleaved: bool  # as in ops.rope_kv
     deinterleave: bool
+    rope: bool  # whether any of it rotates
+    gate: str  # the projection to gates of heads; "": there is none
 
     @property
     def query_dim(self) -> int:
@@ -50,7 +53,8 @@ class LatentSpec:
 def read(module: Any, family: Family) -> LatentSpec:
     """The facts of `module`. Raises Fallback."""
     config, hidden = module.config, int(module.config.hidden_size)
-    deinterleave = bool(getattr(config, "rope_interleave", False))
+    # pairs are put apart, unless they are numbers of a plane
+    deinterleave = bool(getattr(config, "rope_interleave", family.interleaved and not family.complex_tables))
     spec = LatentSpec(
         n_heads=int(module.num_heads),
         plain_dim=int(module.qk_nope_head_dim),
@@ -61,6 +65,8 @@ def read(module: Any, family: Family) -> LatentSpec:
         scaled=family.scaled_queries,
         interleaved=family.interleaved or deinterleave,
         deinterleave=deinterleave,
+        rope=bool(family.decoder.rotary),
+        gate=family.gate,
     )
     known = limits.HEAD_DIMS
     wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
@@ -71,7 +77,10 @@ def read(module: Any, family: Family) -> LatentSpec:
 
     heads, low = spec.n_heads, "q_a_proj" in module._modules
     first = {"q_a_proj", "q_a_layernorm", "q_b_proj"} if low else {"q_proj"}
-    check_children("self_attn", module, first | {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"})
+    rest = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj", spec.gate} - {""}
+    check_children("self_attn", module, first | rest)
+    if spec.gate:
+        check_linear(spec.gate, module._modules[spec.gate], hidden, heads)
     if low:
         rank = module.q_a_proj.out_features
         check_linear("q_a_proj", module.q_a_proj, hidden, rank)
@@ -95,19 +104,20 @@ class LatentAttention(Mixer):
 
     __slots__ = (
         "_dense", "_dense_of", "_first", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries",
-        "residual", "spec", "state", "width",
+        "residual", "rope", "spec", "spread", "state", "width",
     )  # fmt: skip
     read = staticmethod(read)
-    rope = by_heads = True
+    by_heads = True
     state: KVSpec
 
     def __init__(self, module: Any, facts: LatentSpec, residual: Residual) -> None:
         spec = self.spec = facts
-        self.residual = residual
+        self.residual, self.rope = residual, spec.rope
         self.q = LinearGroup.of(module, "q_proj", "q_a_proj")  # one of them
         self.q_b = LinearGroup.of(module, "q_b_proj")  # none or one
         self.q_norm = Norm(module.q_a_layernorm) if self.q_b else None
-        self.kv, self.kv_norm = LinearGroup.of(module, "kv_a_proj_with_mqa"), Norm(module.kv_a_layernorm)
+        self.kv, self.kv_norm = LinearGroup.of(module, "kv_a_proj_with_mqa", spec.gate), Norm(module.kv_a_layernorm)
+        self.spread = HeadSpread(spec.n_heads, spec.value_dim) if spec.gate else None
         self.kv_b, self.out = Linear(module.kv_b_proj), Linear(module.o_proj)
         self.groups = (self.q, self.kv, *([self.q_b] if self.q_b else []))
         self.state = KVSpec(1, spec.rank, spec.rope_dim)
@@ -134,7 +144,7 @@ class LatentAttention(Mixer):
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec, (batch, length, _) = self.spec, x.shape
         few = batch * length <= gemm.expert_tokens
-        q, kv = self._projected(x, gemm, self._factors(x, state, rope, few))
+        q, kv, *gates = self._projected(x, gemm, self._factors(x, state, rope, few))
         latents = self.kv_norm(kv[..., : spec.rank])
         state = state.exchanged()  # what rotates is keys to ops, and latents, of which sums are wanted, are values
         how: dict[str, Any] = {"interleaved": spec.interleaved, "deinterleave": spec.deinterleave}
@@ -152,6 +162,8 @@ class LatentAttention(Mixer):
             of_latents = product(plain.flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (batch, length))
             h = state.attend(rotated, mask, scale=spec.scale, value_queries=of_latents)
             h = product(h.view(-1, spec.n_heads, spec.rank), values).reshape(batch, length, -1)
+        if self.spread is not None:
+            h = ops.glu(self.spread(gates[0]), h, "sigmoid")
         return self.residual.add(x, self.out, h, gemm)
 
     def _factors(self, x: Tensor, state: KVStep, rope: Rope, few: bool) -> Tensor | None:
@@ -170,7 +182,7 @@ class LatentAttention(Mixer):
         tokens = len(factors)
         if tokens > gemm.expert_tokens:
             return gemm.product(linear, x) * factors.view(*x.shape[:2], 1).to(x.dtype)
-        rows, weight = linear.ordered(x).view(tokens, 1, -1), linear.weights["weight"][None]
+        rows, weight = linear.ordered(x).view(tokens, 1, -1), linear.weight[None]
         ids = self._zeros(tokens, x.device)
         return ops.moe_down(rows, ids, factors, weight, format=linear.format).view(*x.shape[:2], -1)
 
@@ -183,14 +195,14 @@ class LatentAttention(Mixer):
                 self._first = torch.zeros(FEW, 1, dtype=torch.int32, device=device)
         return self._first[:tokens]
 
-    def _projected(self, x: Tensor, gemm: Gemm, factors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries of all heads, before they rotate; and a latent before its norm, with the part of the key. factors: of
-        the queries, [T, 1]."""
+    def _projected(self, x: Tensor, gemm: Gemm, factors: Tensor | None) -> tuple[Tensor, ...]:
+        """Queries of all heads, before they rotate; a latent before its norm, with the part of the key; and gates, if
+        there are any. factors: of the queries, [T, 1]."""
         spec, norm = self.spec, self.residual.pre
         if norm is not None and not gemm.fuses(norm, x):
             x, norm = norm(x), None
         width = spec.n_heads * spec.query_dim
-        (kv,) = self.kv.behind(norm, x, [spec.rank + spec.rope_dim], gemm)
+        kv = self.kv.behind(norm, x, [spec.rank + spec.rope_dim, spec.n_heads][: len(self.kv)], gemm)
         if not self.q_b and factors is not None:
             q = self._grown(self.q[0], x if norm is None else norm(x), factors, gemm)
         elif not self.q_b:
@@ -202,7 +214,7 @@ class LatentAttention(Mixer):
                 (q,) = self.q_b.behind(self.q_norm, low, [width], gemm)
             else:
                 q = self._grown(self.q_b[0], self.q_norm(low), factors, gemm)
-        return q, kv
+        return q, *kv
 
     def _of_prompt(self, state: KVView, plain: Tensor, rotated: Tensor, mask: Tensor | None) -> Tensor:
         """Attention by keys and values of each head, made from all latents that are seen."""
@@ -217,12 +229,14 @@ class LatentAttention(Mixer):
     def facts(self) -> list[tuple[int, int]]:
         """Of what the matrices were unpacked; empty if they are dense."""
         linear = self.kv_b
-        of = [] if linear.format is None else [t for t in (linear.weights["weight"], linear.order) if t is not None]
+        of = [] if linear.format is None else [t for t in (linear.weight, linear.order) if t is not None]
         return [(id(t), 0 if t.is_inference() else t._version) for t in of]
 
     def prepare(self, device: torch.device) -> None:
         """See `Mixer`: unpacked matrices."""
         self._matrices(self.kv_norm.weight.dtype)
+        if self.spread is not None:
+            self.spread.prepare(device)
         if self.spec.scaled:
             self._zeros(1, device)
 
@@ -230,7 +244,7 @@ class LatentAttention(Mixer):
         """Of each head: what makes the plain part of its keys of latents, [heads, plain_dim, rank], and its values,
         [heads, value_dim, rank]. Those of a packed layer are unpacked once."""
         linear, spec = self.kv_b, self.spec
-        dense: Tensor | None = linear.weights["weight"]
+        dense: Tensor | None = linear.weight
         if linear.format is not None:
             of = dtype, self.facts()
             if self._dense is None or self._dense_of != of:
@@ -247,7 +261,7 @@ def _head_gemm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _unpacked(linear: Linear, dtype: torch.dtype) -> Tensor:
-    weight, order = linear.weights["weight"], linear.order
+    weight, order = linear.weight, linear.order
     with torch.inference_mode(False), torch.no_grad():
         rows = torch.arange(len(weight), dtype=torch.int32, device=weight.device)
         dense = ops.embedding(rows, weight, format=linear.format, dtype=dtype)

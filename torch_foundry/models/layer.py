@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry import ops
 from torch_foundry.core.runtime import scope
@@ -28,6 +29,7 @@ from torch_foundry.models.per_layer import PerLayerBlock
 from torch_foundry.models.rope import Kind, Table
 from torch_foundry.models.spec import LayerSpec, has_norm
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual, ones
+from torch_foundry.nn.packing import lay_out
 
 
 class Mixer(ABC):
@@ -163,11 +165,12 @@ class GatedMLP:
 class FusedLayer:
     """A decoder layer's mixer and feed-forward block; either may be None."""
 
-    __slots__ = ("block", "config", "mixer", "per_layer", "spec", "streams")
+    __slots__ = ("block", "config", "mixer", "per_layer", "spec", "streams", "turned")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
         roles = spec.norms
         self.spec, self.config = spec, spec.config
+        self.turned: list[dict[str, Any]] = [m._parameters for m in layer.modules() if isinstance(m, Conv1D)]
         last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
 
         def residual(pre: str | None, post: str | None, scale: float = spec.residual_scale) -> Residual:
@@ -181,11 +184,11 @@ class FusedLayer:
             around = residual(roles.pre_attn, roles.post_attn)
             if self.streams is not None:
                 around = replace(around, buffers=self.streams.scalars)
-            module = layer if spec.kind.children else layer._modules[spec.mixer]
+            module = layer if spec.kind.children else layer.get_submodule(spec.mixer)
             self.mixer = spec.kind(module, spec.facts, around)
         self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP | None = None
         scale = spec.residual_scale * spec.down_scale
-        around, mlp = residual(roles.pre_ffn, roles.post_ffn, scale), layer._modules.get(spec.ffn)
+        around, mlp = residual(roles.pre_ffn, roles.post_ffn, scale), layer._modules.get(spec.ffn, layer)
         if spec.experts and (kind := spec.family.experts) is not None:
             outer = GatedMLP(layer._modules[kind.outer], spec, spec.outer, around) if spec.outer else None
             self.block = ExpertBlock(mlp, kind, spec.activation, around, outer)
@@ -206,6 +209,8 @@ class FusedLayer:
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make what calls read besides weights. Not while a step is captured."""
+        for parameters in self.turned:
+            lay_out(parameters["weight"])
         if self.mixer is not None:
             self.mixer.prepare(device)
         if self.streams is not None:

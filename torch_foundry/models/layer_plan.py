@@ -6,9 +6,12 @@ import inspect
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.attention import Attention
+from torch_foundry.models.families import EXPERTS
+from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import CallGuard
 from torch_foundry.models.layer import FusedLayer
 from torch_foundry.models.moe import ExpertBlock
@@ -20,7 +23,7 @@ from torch_foundry.models.tensor_parallel import local_layer
 class LayerPlan(Plan):
     """A decoder layer for the fused path, and what it watches."""
 
-    __slots__ = ("buffers", "config", "free", "layer", "names", "parameters", "shards", "spec", "trained", "watch")
+    __slots__ = ("buffers", "config", "exempt", "layer", "names", "parameters", "shards", "spec", "trained", "watch")
 
     def __init__(self, layer: torch.nn.Module, state: ModelState) -> None:
         super().__init__(state)
@@ -32,7 +35,10 @@ class LayerPlan(Plan):
         self.trained = tuple(m._parameters for m in layer.modules() if m._parameters)
         mixer, block = self.layer.mixer, self.layer.block  # sinks and routers may be of other dtypes
         free = [mixer.parameters] if isinstance(mixer, Attention) else []
-        self.free = frozenset(map(id, [*free, *block.free] if isinstance(block, ExpertBlock) else free))
+        free += block.free if isinstance(block, ExpertBlock) else []
+        turned = (m for m in module.modules() if isinstance(m, Conv1D) or class_key(base_class(type(m))) in EXPERTS)
+        # as of `weight_reason`
+        self.exempt = frozenset(map(id, free)), frozenset(id(m._parameters) for m in turned)
         self.buffers: dict[str, Any] = layer._buffers
         stock: Any = base_class(type(layer))
         self.names = tuple(inspect.signature(stock.forward).parameters)[2:]  # of arguments behind the hidden states
@@ -58,7 +64,7 @@ class LayerPlan(Plan):
         """Arguments of a call behind its hidden states, by name. Raises Fallback."""
         if not args:
             return kwargs
-        if not self.spec.family.per_layer_inputs or len(args) > len(self.names):
+        if len(args) > len(self.names):
             raise Fallback("positional arguments")
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
 

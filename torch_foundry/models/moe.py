@@ -10,7 +10,7 @@ import torch
 
 from torch_foundry import ops
 from torch_foundry.models.family import Experts
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
+from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear, LinearGroup, Projections, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.experts import Weights, lay_out
 from torch_foundry.nn.linear import dense_linear
@@ -23,8 +23,8 @@ class ExpertBlock:
     """
 
     __slots__ = (
-        "activation", "block", "down", "experts", "gate_up", "group", "groups", "kind", "norm", "outer", "residual",
-        "router", "scale", "shared_gate", "shares",
+        "activation", "back", "block", "down", "experts", "gate_up", "group", "groups", "into", "kind", "norm", "outer",
+        "residual", "router", "scale", "shared_gate", "shares",
     )  # fmt: skip
 
     def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual, outer: Any = None) -> None:
@@ -33,6 +33,9 @@ class ExpertBlock:
         self.groups: tuple[LinearGroup, ...] = () if outer is None else outer.groups
         self.block, self.kind, self.activation = getattr(block, "whole", block), kind, activation
         self.experts, self.group = block.experts, getattr(block.experts, "group", None)
+        latent = [Linear(module) for module in kind.latent_of(self.block)]
+        self.into = LinearGroup(latent[:1])  # what experts see, where that is not what the router sees ...
+        self.back = latent[-1] if latent else None  # ... and back
         self.router: dict[str, Any] = kind.matrix_of(block)._parameters
         self.lay_out()
         self.down: Linear | None = None  # of an expert that all tokens go to
@@ -94,7 +97,10 @@ class ExpertBlock:
             else:
                 y, share = self.down.gemm(inner), routing[:, k:].to(h.dtype)
                 residual = y * share if residual is None else torch.addcmul(residual, y, share, value=self.scale)
-        return weights.gemm(h, ids[:, :k], routing[:, :k], residual, self.scale)
+        routed = ids[:, :k], routing[:, :k]
+        if self.back is not None:
+            return self.back.gemm(weights.gemm(self.into[0].gemm(h), *routed), residual, self.scale)
+        return weights.gemm(h, *routed, residual, self.scale)
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights) -> torch.Tensor:
         rule, gate, norm = self.facts(), self.shared_gate, self.norm
@@ -108,7 +114,7 @@ class ExpertBlock:
         router = self.router["weight"]
         beside = self._beside(weights)
         rule |= {"shared_weight": 1.0} if beside and gate is None else {}
-        shared: torch.Tensor | None = None if gate is None else gate.weights["weight"]
+        shared: torch.Tensor | None = None if gate is None else gate.weight
         if norm is not None and (shared is None or shared.dtype == router.dtype):
             rule |= {
                 "shared": shared,
@@ -132,23 +138,30 @@ class ExpertBlock:
             if gate is None:
                 residual = self.down(inner, residual, scale, batch_invariant=True)
             else:
-                down, format = self.down.weights["weight"][None], self.down.format
+                down, format = self.down.weight[None], self.down.format
                 how: dict[str, Any] = {"format": format, "residual": residual, "scale": scale}
                 residual = ops.moe_down(inner[:, None], ids[:, k:], routing[:, k:], down, **how)
-        routed = ids[:, :k], routing[:, :k], residual, scale
+        routed = ids[:, :k], routing[:, :k]
+        onto = (residual, scale) if self.back is None else ()
+        if self.into:
+            (x,) = self.into.behind(norm, x, [len(self.into[0].weight)], ROW_BY_ROW)
+            norm, normed = None, {}
         if weights.together:
-            return weights.gemv(x, *routed, **normed)
-        return weights.gemm(x if norm is None else norm(x), *routed)
+            y = weights.gemv(x, *routed, *onto, **normed)
+        else:
+            y = weights.gemm(x if norm is None else norm(x), *routed, *onto)
+        return y if self.back is None else self.back(y, residual, scale, batch_invariant=True)
 
     def _beside(self, weights: Weights) -> list[torch.Tensor]:
         """Matrices of the shared expert, if that can be one more of the others; else empty."""
         linears = [*self.gate_up, self.down] if self.down is not None else []
         others = [matrix for matrix in (weights.gate, weights.up, weights.down) if matrix is not None]
         formats = weights.formats[-len(others) :]
-        alike = weights.together and self.group is None and all(bias is None for bias in weights.biases)
-        if not alike or len(linears) != len(others) or not all(map(_is_one_of, linears, others, formats)):
+        plain = self.group is None and self.back is None and all(bias is None for bias in weights.biases)
+        alike = weights.together and plain and len(linears) == len(others)
+        if not alike or not all(map(_is_one_of, linears, others, formats)):
             return []
-        return [linear.weights["weight"] for linear in linears]
+        return [linear.weight for linear in linears]
 
     def _inner(self, h: torch.Tensor, product: Callable[..., torch.Tensor]) -> torch.Tensor:
         """What `down` is given."""
@@ -179,7 +192,7 @@ class ExpertBlock:
 
 def _is_one_of(linear: Linear, others: torch.Tensor, format: str | None) -> bool:
     """Whether a shared expert's layer has the shape and format of the experts' matrices [experts, N, K] alone."""
-    weight = linear.weights["weight"]
+    weight = linear.weight
     plain = linear.parameters["bias"] is None and linear.order is None and linear.group is None
     same = weight.shape == others.shape[1:] and weight.dtype == others.dtype and weight.stride() == others.stride()[1:]
     return plain and same and linear.format == format

@@ -65,6 +65,14 @@ def path_to_decoder(model: nn.Module) -> list[Any]:
     return path
 
 
+def check_around(model: nn.Module) -> None:
+    """Raise Fallback if `model`, or what lies between it and its decoder, does more than its own code when called:
+    captured steps and engines call the decoder alone."""
+    for module in path_to_decoder(model)[:-1]:
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+            raise Fallback(f"hook on {type(module).__name__}")
+
+
 def is_plain(head: Head, config: Any) -> bool:
     """Whether the logits are what `lm_head` gives."""
     config = config.get_text_config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeGuard
@@ -23,10 +24,11 @@ from torch_foundry.models.family import (
     NormRoles,
     class_key,
 )
-from torch_foundry.models.swap import base_class
+from torch_foundry.models.swap import base_class, has_own_forward
 from torch_foundry.nn import FoundryExperts, FoundryLinear
 from torch_foundry.nn.activations import BY_TORCH, activation_of, activation_of_experts
 from torch_foundry.nn.experts import NAMES, matrices_of, names_of
+from torch_foundry.nn.linear import linear_sizes
 
 LEAST_SUM = 1e-12  # of a token's weights: where theirs is less, experts were chosen that all scores say are wrong
 
@@ -43,7 +45,7 @@ class LayerSpec:
     activation: str
     config: Any  # of the mixer, or of the feed-forward block where there is none; None: it has none
     inner: int  # outputs of gate and of up, of all that a token goes through together
-    ffn: str  # name of the feed-forward block; "": there is none
+    ffn: str  # name of the feed-forward block; "": there is none, or its layers are the layer's own
     mlp: MLPNames | None  # None: it is a block of experts, or there is none
     outer: MLPNames | None  # of an MLP of the layer's whose result is added to that of experts
     per_layer: bool  # whether it takes an embedding of its own
@@ -66,15 +68,20 @@ def require(condition: object, why: str) -> None:
         raise Fallback(why)
 
 
+def named(module: Any, *names: str) -> Any:
+    """What `module` has under one of these names."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether `module` computes x W^T + b from a dense or packed weight, and nothing else."""
+    """Whether `module` computes x W^T + b from a dense or packed weight, or its transpose, and nothing else."""
     cls = base_class(type(module))
     return cls is FoundryLinear or is_dense_linear(cls)
 
 
 def _check_plain(layer: nn.Module) -> None:
     for name, module in layer.named_modules():
-        require("forward" not in module.__dict__, f"forward of {name or 'the layer'} was replaced on the instance")
+        require(has_own_forward(module), f"forward of {name or 'the layer'} was replaced")
 
 
 def check_children(name: str, module: nn.Module, expected: set[str]) -> None:
@@ -108,17 +115,20 @@ def inert_in(module: nn.Module, family: Family) -> list[str]:
 def check_linear(name: str, module: nn.Module, in_features: int, out_features: int) -> None:
     """Raise Fallback unless `module` is a linear layer of these sizes."""
     require(is_linear(module), f"{name} is a {type(module).__name__}")
-    found = (module.in_features, module.out_features)
+    found = linear_sizes(module)
     require(found == (in_features, out_features), f"{name} maps {found}, expected {(in_features, out_features)}")
 
 
-def _check_mlp(name: str, mlp: Any, hidden: int) -> tuple[str, MLPNames, int]:
-    """The name of its activation, those of its layers, and how many outputs gate and up have."""
-    names = next((known for known in MLPS if known.children() == mlp._modules.keys()), MLPS[0])
-    check_children(name, mlp, names.children())
+def _check_mlp(
+    name: str, mlp: Any, hidden: int, family: Family, beside: Collection[str] = ()
+) -> tuple[str, MLPNames, int]:
+    """The name of its activation, those of its layers, and how many outputs gate and up have. beside: more children."""
+    rest = {*beside, *inert_in(mlp, family)}
+    names = next((known for known in MLPS if known.children() == mlp._modules.keys() - rest), MLPS[0])
+    check_children(name, mlp, names.children() | rest)
     down = mlp._modules[names.down]
     require(is_linear(down), f"{names.down} is a {type(down).__name__}")
-    inner = int(down.in_features)
+    inner, _ = linear_sizes(down)
     outputs = 2 * inner if names.gated and len(names.first) == 1 else inner
     for first in names.first:
         check_linear(first, mlp._modules[first], hidden, outputs)
@@ -145,9 +155,14 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     shared = block._modules.get(kind.shared)
     beside = {kind.shared, kind.shared_gate} if shared else set()
     check_children("mlp", block, {"experts", kind.router, *beside, *kind.latent} - {""})
-    for name in kind.latent:
-        require(type(getattr(block, name)) is nn.Identity, f"{name}: experts see fewer numbers than the router")
     experts, correction, rule = block.experts, kind.correction_of(block), kind.rule(block)
+    seen = hidden
+    if latent := kind.latent_of(block):
+        into, back = kind.latent
+        seen = getattr(latent[0], "out_features", 0)
+        for name, module, sizes in ((into, latent[0], (hidden, seen)), (back, latent[-1], (seen, hidden))):
+            check_linear(name, module, *sizes)
+        require(getattr(experts, "group", None) is None, "experts that see a projection are shared between processes")
     count, chosen = int(experts.num_experts), rule["k"]
     require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
     require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
@@ -160,7 +175,7 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
         require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
         shapes = [tuple(matrix.shape) for matrix in matrices_of(experts)]
         inner = shapes[0][1]
-        expected = [(count, inner, hidden)] * (len(shapes) - 1) + [(count, hidden, inner)]
+        expected = [(count, inner, seen)] * (len(shapes) - 1) + [(count, seen, inner)]
         require(shapes == expected, f"experts have the shapes {shapes}")
         spread = getattr(experts, "_is_expert_parallel", False)
         require(not spread, "experts are spread over several processes")
@@ -171,7 +186,7 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
     require(gated or activation in BY_TORCH, f"experts with {activation} and without a gate")
     width = chosen * inner
     if shared is not None:
-        *found, wide = _check_mlp(kind.shared, shared, hidden)
+        *found, wide = _check_mlp(kind.shared, shared, hidden, family)
         require(found == [activation, MLPS[0] if gated else UNGATED], f"the shared expert is one of {found}")
         if kind.shared_gate:
             check_linear(kind.shared_gate, getattr(block, kind.shared_gate), hidden, 1)
@@ -185,12 +200,12 @@ def _check_experts(block: Any, family: Family, kind: Experts, hidden: int) -> tu
 
 def _mixer_of(layer: nn.Module, family: Family) -> tuple[str, Any]:
     """The child in which tokens see each other, and the class that runs it; by default attention, or none."""
-    if family.mixer:
+    if family.mixer and class_key(base_class(type(layer._modules.get("self_attn")))) == family.key("Attention"):
         return "self_attn", MIXERS[family.mixer]
-    for name, child in layer._modules.items():
+    for name, child in layer.named_children():
         for suffix, mixer in MIXERS.items():
             if class_key(base_class(type(child))) == family.key(suffix):
-                return name, mixer
+                return name if "attention" not in child._modules else f"{name}.attention", mixer
     return ("", None) if family.alone else ("self_attn", MIXERS["Attention"])
 
 
@@ -202,12 +217,14 @@ def build_spec(layer: Any) -> LayerSpec:
         raise Fallback(f"{cls.__name__} of {cls.__module__} is not a known decoder layer")
     _check_plain(layer)
     child, mixer = _mixer_of(layer, family)
-    require(not child or child in layer._modules, f"{cls.__name__} has no attention that is known")
+    outermost = child.partition(".")[0]  # GPT-Neo's is around one of several classes
+    require(not child or outermost in layer._modules, f"{cls.__name__} has no attention that is known")
     kind, ffn = family.experts, "" if family.alone and child else family.ffn
     outer = kind.outer if kind is not None and kind.outer in layer._modules else ""
     if outer and ffn not in layer._modules:
         ffn, outer = outer, ""
-    mlp, first = layer._modules.get(ffn), layer._modules[child or ffn]  # the one that tells its sizes
+    mlp, first = layer._modules.get(ffn), layer.get_submodule(child or ffn)  # the one that tells its sizes
+    mlp = mlp if family.ffn else layer
     config = getattr(first, "config", None)
     norms, parallel = family.norms, family.parallel
     parallel = bool(getattr(config, parallel) if isinstance(parallel, str) else parallel)
@@ -218,7 +235,9 @@ def build_spec(layer: Any) -> LayerSpec:
     parts = (PER_LAYER if per_layer else frozenset()) | (BESIDE if beside else frozenset())
     parts |= STREAMS if family.streams else frozenset()
     inert, others = inert_in(layer, family), mixer.children if child else ()
-    check_children(cls.__name__, layer, {child, *others, ffn, outer, *norms.names(), *inert, *parts} - {""})
+    children = {outermost, *others, ffn, outer, *norms.names(), *inert, *parts} - {""}
+    if family.ffn:
+        check_children(cls.__name__, layer, children)
     hidden = int((first if config is None else config).hidden_size)
     facts = mixer.read(layer if mixer.children else first, family) if child else None
     for name in norms.names():
@@ -226,6 +245,8 @@ def build_spec(layer: Any) -> LayerSpec:
             check_norm(name, getattr(layer, name), family, hidden)
     for name in family.unset:
         require(not getattr(config, name, None), f"config.{name} is set")
+    for name in family.needed:
+        require(getattr(config, name), f"config.{name} is not set")
 
     routed = kind is not None and not kind.beside and class_key(type(mlp)) == family.key(kind.block)
     activation, inner = "", 0
@@ -234,11 +255,12 @@ def build_spec(layer: Any) -> LayerSpec:
     if kind is not None and routed:
         activation, inner = _check_experts(mlp, family, kind, hidden)
         if outer:
-            other, beyond, wide = _check_mlp(outer, layer._modules[outer], hidden)
+            other, beyond, wide = _check_mlp(outer, layer._modules[outer], hidden, family)
             require(beyond.gated and other == activation, f"{outer} is not an MLP as the experts are")
             inner += wide
-    elif ffn:
-        activation, names, inner = _check_mlp("mlp", mlp, hidden)
+    elif ffn or not family.ffn:
+        beside_it, name = ((), "mlp") if family.ffn else (children, cls.__name__)
+        activation, names, inner = _check_mlp(name, mlp, hidden, family, beside_it)
 
     residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
     scales = (float(mlp.gate_multiplier), float(mlp.down_multiplier)) if family.multipliers else (1.0, 1.0)
@@ -247,7 +269,7 @@ def build_spec(layer: Any) -> LayerSpec:
     require(residual_scale == 1.0 or not behind, "a residual multiplier and norms behind the blocks")
     return LayerSpec(
         family=family,
-        layer_idx=int((first if child else layer).layer_idx),
+        layer_idx=int(named(first if child else layer, "layer_idx", "layer_id")),
         mixer=child,
         kind=mixer,
         facts=facts,

@@ -22,6 +22,12 @@ class FoundryModule:
     _foundry_mixin: type
     _foundry: Any
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What `type(model)(config)` and `type(model).from_pretrained(path)` make: a stock module."""
+        if args or kwargs:
+            return cls._foundry_base(*args, **kwargs)
+        return super().__new__(cls)  # of a copy
+
     def _get_name(self) -> str:  # shown by print(model)
         return "Foundry" + self._foundry_base.__name__
 
@@ -46,6 +52,23 @@ def base_class(cls: type) -> type:
 def is_swapped(module: nn.Module) -> bool:
     """Whether the class of `module` was exchanged."""
     return "_foundry_base" in type(module).__dict__
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether `module` runs the forward that its class was written with: not one that somebody has put on the object or
+    on the class since, or has wrapped around it."""
+    owner = next((cls for cls in base_class(type(module)).__mro__ if "forward" in cls.__dict__), None)
+    if "forward" in module.__dict__ or owner is None:
+        return False
+    if owner is nn.Module:  # of lists and the like, which have none
+        return True
+    forward: Any = owner.__dict__["forward"]
+    written, run = (
+        name.partition(".")[0]
+        for name in (getattr(forward, "__module__", ""), getattr(forward, "__globals__", {}).get("__name__", ""))
+    )  # a wrapper runs in its own module, whatever it says of what it is around
+    own = getattr(forward, "__qualname__", "") == f"{owner.__qualname__}.forward"
+    return own and run in (written, "torch")  # torch.no_grad wraps, too
 
 
 def swapped_class(base: type, mixin: type) -> type:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec
@@ -168,7 +169,8 @@ def _fit(name: str, own: Any, parameters: dict[str, Any], mesh: Any) -> None:
         return all(ways.get(key) == way for key, way in found.items())
 
     if is_linear(own) and found:
-        require(is_split(by_columns) or is_split(by_rows), f"{name} is {found}")
+        turned = isinstance(own, Conv1D)
+        require(not turned and (is_split(by_columns) or is_split(by_rows)), f"{name} is {found}")
         own.out_features, own.in_features = own.weight.shape
         if is_split(by_rows):
             own.group = mesh.get_group()
@@ -183,7 +185,7 @@ def _fit(name: str, own: Any, parameters: dict[str, Any], mesh: Any) -> None:
 
 def _check(view: Any, spec: LayerSpec) -> None:
     """Raise Fallback if shards of a weight are not weights of fewer heads or columns, or are added up elsewhere."""
-    mixer, ffn = view._modules[spec.mixer], view._modules[spec.ffn]
+    mixer, ffn = view.get_submodule(spec.mixer), view._modules.get(spec.ffn)
     split = [name for name, module in view.named_modules() if hasattr(module, "processes")]
     require(spec.mixer not in split or isinstance(spec.facts, AttentionSpec), f"{spec.mixer} is not attention")
     if spec.mixer in split and not spec.family.grouped_rows:  # those are a head's, one behind the other

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.guards import epsilon
 from torch_foundry.nn.activations import BY_TORCH
-from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes
+from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes, turned
 
 OFFSETS = {"layer": 0.0, "layer1p": 1.0}  # kinds of LayerNorm -> what is added to the weight
 
@@ -72,17 +73,24 @@ class Linear:
     group: the processes whose results add up to the layer's (`tensor_parallel`); None: this one has all of it.
     """
 
-    __slots__ = ("_bare", "_orders", "format", "group", "parameters", "weights")
+    __slots__ = ("_bare", "_orders", "_turned", "_weights", "format", "group", "parameters")
 
     def __init__(self, module: nn.Module, ordered: bool = True) -> None:
         self.parameters: dict[str, Any] = module._parameters
-        self.weights: dict[str, Any] = self.parameters
+        self._weights: dict[str, Any] = self.parameters
+        self._turned = isinstance(module, Conv1D)
         self.format: str | None = None
         self.group: Any = getattr(module, "group", None)
         if isinstance(module, FoundryLinear):
-            self.weights, self.format = module._buffers, module.format
-        self._orders: dict[str, Any] = self.weights if ordered else {}
+            self._weights, self.format = module._buffers, module.format
+        self._orders: dict[str, Any] = self._weights if ordered else {}
         self._bare = Linear(module, ordered=False) if ordered else None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out_features, in_features]; rows of blocks if packed."""
+        weight: Any = self._weights["weight"]
+        return turned(weight) if self._turned else weight
 
     @property
     def bare(self) -> Linear:
@@ -98,11 +106,11 @@ class Linear:
     @property
     def few(self) -> int:
         """Up to how many rows fused kernels are faster than torch's products."""
-        return linear_routes(self.weights["weight"], self.format).rows
+        return linear_routes(self.weight, self.format).rows
 
     def by_kernel(self, x: torch.Tensor) -> bool:
         """Whether our own kernel is faster than torch for the rows of x."""
-        return by_kernel(x, self.weights["weight"], self.format)
+        return by_kernel(x, self.weight, self.format)
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """x in the order of the columns."""
@@ -118,27 +126,17 @@ class Linear:
         batch_invariant: bool = False,
     ) -> torch.Tensor:
         return ops.linear(
-            self.ordered(x),
-            self.weights["weight"],
-            format=self.format,
-            bias=self.parameters["bias"],
-            residual=residual,
-            scale=scale,
-            activation=activation,
-            batch_invariant=batch_invariant,
-        )
+            self.ordered(x), self.weight, format=self.format, bias=self.parameters["bias"], residual=residual,
+            scale=scale, activation=activation, batch_invariant=batch_invariant,
+        )  # fmt: skip
 
     def gemm(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None = None,
-        scale: float = 1.0,
-        activation: str | None = None,
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0, activation: str | None = None
     ) -> torch.Tensor:
         """The same, where rows that are too many for our kernel go through torch's own product. Not for graphs."""
         if self.by_kernel(x):
             return self(x, residual, scale, activation)
-        y = linear_gemm(self.ordered(x), self.weights["weight"], self.format, self.parameters["bias"])
+        y = linear_gemm(self.ordered(x), self.weight, self.format, self.parameters["bias"])
         y = y if activation is None else BY_TORCH[activation](y)
         return y if residual is None else torch.add(residual, y, alpha=scale)
 
@@ -222,7 +220,7 @@ class Projections:
     @property
     def weights(self) -> list[torch.Tensor]:
         """[width, in_features] each; rows of blocks if packed."""
-        weights: list[torch.Tensor] = [linear.weights["weight"] for linear in self.linears]
+        weights: list[torch.Tensor] = [linear.weight for linear in self.linears]
         return weights if len(weights) > 1 else list(weights[0].split(self.widths))
 
     @property

@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str, str] = {  # class -> name in ops.glu and ops.linear, but 
     "transformers.activations.NewGELUActivation": "gelu_tanh",
     "transformers.activations.FastGELUActivation": "gelu_tanh",
     "transformers.activations.GELUActivation": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
     "transformers.activations.ReLUSquaredActivation": "relu2",
     "transformers.activations.XIELUActivation": "xielu",
 }
@@ -23,6 +24,7 @@ BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # what follows 
     "silu": functional.silu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "gelu": functional.gelu,
+    "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
 }
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torch_foundry import ops, quant
+from torch_foundry.nn import packing
 from torch_foundry.nn.activations import activation_of_experts
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, linear_routes, packed_linear
 from torch_foundry.nn.packing import KERNEL_DTYPES
@@ -70,10 +71,7 @@ def lay_out(experts: Any) -> None:
     """Store dense matrices so that an output's weights lie side by side, as kernels read them. Parameters keep their
     shapes and values; one matrix at a time lies beside the others."""
     for name in ("gate_up_proj", "down_proj") if _turned(experts) else ():
-        parameter = experts._parameters[name]
-        if parameter.stride(1) != 1:
-            with torch.inference_mode(False), torch.no_grad():
-                parameter.data = parameter.data.transpose(1, 2).contiguous().transpose(1, 2)
+        packing.lay_out(experts._parameters[name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,32 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from torch_foundry import ops, quant
 from torch_foundry.core import limits, tuning
 from torch_foundry.core.constants import kept
-from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, take_over
+from torch_foundry.nn.packing import KERNEL_DTYPES, give_back, lay_out, take_over
 
 MAX_GEMV_ROWS = limits.FEW_ROWS
 DEQUANT_CHUNK = 1 << 26  # weights that are unpacked at a time: 128 MiB of float16
+
+
+def matrix_of(linear: Any) -> torch.Tensor:
+    """The weight [out_features, in_features] of a dense layer, of which a `Conv1D` has the transpose."""
+    weight: torch.Tensor = linear.weight
+    return weight.t() if isinstance(linear, Conv1D) else weight
+
+
+def turned(weight: nn.Parameter) -> torch.Tensor:
+    """The weight of a `Conv1D` as [out_features, in_features], as which it is stored from now on."""
+    lay_out(weight)
+    return weight.t()
+
+
+def linear_sizes(linear: Any) -> tuple[int, int]:
+    """in_features and out_features of a dense or packed layer."""
+    return (linear.nx, linear.nf) if isinstance(linear, Conv1D) else (linear.in_features, linear.out_features)
 
 
 def linear_routes(weight: torch.Tensor, fmt: str | None) -> tuning.LinearRoutes:
@@ -186,15 +204,14 @@ class FoundryLinear(nn.Linear):
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, fmt: str, packed: torch.Tensor | None = None, order: torch.Tensor | None = None
+        cls, linear: nn.Linear | Conv1D, fmt: str, packed: torch.Tensor | None = None, order: torch.Tensor | None = None
     ) -> FoundryLinear:
         """`linear` with its weight packed. packed: the packed weight, if it exists already; order: of its columns.
 
         `linear` loses its weight and is kept for `to_linear`.
         """
-        weight = quant.quantize(linear.weight, fmt) if packed is None else packed
-        sizes, dtype = (linear.in_features, linear.out_features), linear.weight.dtype
-        return take_over(cls(*sizes, weight, fmt, linear.bias, order, dtype), linear)
+        weight = quant.quantize(matrix_of(linear), fmt) if packed is None else packed
+        return take_over(cls(*linear_sizes(linear), weight, fmt, linear.bias, order, linear.weight.dtype), linear)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -212,7 +229,8 @@ class FoundryLinear(nn.Linear):
 
     def to_linear(self, dtype: torch.dtype, weight: torch.Tensor | None = None) -> nn.Module:
         """The dense layer that this one was made from, with the dequantised weight (or `weight`, if tied)."""
-        return give_back(self, self.dequantized(dtype) if weight is None else weight)
+        weight = self.dequantized(dtype) if weight is None else weight
+        return give_back(self, weight.t() if isinstance(self.__dict__.get("_dense"), Conv1D) else weight)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """x W^T + b."""

@@ -11,6 +11,14 @@ KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})  # of 
 Module = TypeVar("Module", bound=nn.Module)
 
 
+def lay_out(weight: nn.Parameter) -> None:
+    """Store matrices [.., inputs, outputs] so that an output's weights lie side by side, as kernels read them. Shape
+    and values stay."""
+    if weight.stride(-2) != 1:
+        with torch.inference_mode(False), torch.no_grad():
+            weight.data = weight.data.mT.contiguous().mT
+
+
 def take_over(packed: Module, dense: nn.Module) -> Module:
     """Let `packed` replace `dense`, which loses its weight, keeps all else and is stored, unregistered, in `_dense`."""
     dense._parameters["weight"] = None

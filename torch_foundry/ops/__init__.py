@@ -7,19 +7,18 @@ argument's name and what was expected. `torch_foundry.testing.reference` and its
 """
 
 from torch_foundry.ops.altup import altup_add, altup_collapse, altup_correct, altup_expand, altup_predict
+from torch_foundry.ops.attention import attention, rope_attention, rope_kv
 from torch_foundry.ops.backward import glu_backward, rms_norm_backward, rms_norm_backward_weight, rope
 from torch_foundry.ops.gated_delta import gated_delta
 from torch_foundry.ops.head_linear import head_linear
 from torch_foundry.ops.mamba2 import mamba2
 from torch_foundry.ops.modules import (
-    attention,
     embedding,
     glu,
     layer_norm,
     linear,
     linear_backward_input,
     rms_norm,
-    rope_kv,
     sparse_glu,
     xielu,
 )
@@ -61,6 +60,7 @@ __all__ = [
     "rms_norm_backward",
     "rms_norm_backward_weight",
     "rope",
+    "rope_attention",
     "rope_kv",
     "sample",
     "sample_count_prompt",

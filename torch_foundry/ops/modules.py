@@ -8,7 +8,6 @@ from torch import Tensor
 from torch_foundry.core import extension, tuning  # noqa: F401  (they load the extension and the choices of kernels)
 from torch_foundry.ops.fake import fake as _fake
 from torch_foundry.quant import get_format
-from torch_foundry.quant.kv import head_dim_of
 
 _ops = torch.ops.torch_foundry
 
@@ -114,17 +113,18 @@ def embedding(
     dtype: torch.dtype | None = None,
     scale: float = 1.0,
     first_if_unknown: bool = False,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """Rows of a table by id: `scale * dtype(weight[ids])`.
+    """Rows of a table by id: `scale * dtype(weight[ids])`, then, rounded, `+ residual` if given.
 
     ids: int64 or int32 [...], may be strided. weight: as in `linear`. dtype: of the result; default: weight's, or
-        torch's default dtype for packed weights.
+        torch's default dtype for packed weights. residual: [..., K], contiguous, of that dtype.
     An id outside the table raises IndexError when ids lie in host memory; on a device, where that would need a sync,
     its row is NaN; with first_if_unknown it stands for the first row. Returns [..., K].
     """
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
-    return _ops.embedding.default(ids, weight, format, dtype, scale, first_if_unknown)
+    return _ops.embedding.default(ids, weight, format, dtype, scale, first_if_unknown, residual)
 
 
 @_fake("embedding")
@@ -140,8 +140,8 @@ def glu(gate: Tensor, up: Tensor, activation: str = "silu", *, gate_scale: float
     """Gated product, of an MLP or of attention: `act(gate_scale * gate) * up`.
 
     gate, up: [..., n], rows may be strided, up to three levels (both halves of one fused projection). activation:
-    "silu", "gelu_tanh", "gelu" (exact), "sigmoid", "softplus" or "relu2" (max(0, gate)^2), of a single number; or
-    "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up between -7 and 7.
+    "silu", "gelu_tanh", "gelu" (exact), "sigmoid", "softplus", "relu" or "relu2" (its square), of a single number;
+    or "clamped_swiglu" of gpt-oss, g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up between -7 and 7.
     Returns [..., n], contiguous.
     """
     return _ops.glu.default(gate, up, activation, gate_scale)
@@ -178,123 +178,3 @@ def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor
 @_fake("xielu")
 def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
-
-
-# ------------------------------------------------------------------------------------------------------- rope and cache
-
-
-def rope_kv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    start: int,
-    *,
-    head_dim: int,
-    positions: Tensor | None = None,
-    step: Tensor | None = None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 0.0,
-    kind: str = "llama",
-    rows: Tensor | None = None,
-    block_table: Tensor | None = None,
-    k_format: str | None = None,
-    v_format: str | None = None,
-    v_norm: bool = False,
-    interleaved: bool = False,
-    rotate_first: bool = False,
-    deinterleave: bool = False,
-) -> Tensor:
-    """Rotate q and k by their positions and write k and v into the cache at tokens [start, start + L).
-
-    q: [B, L, Hq * D], k: [B, L, Hkv * D], v: [B, L, Hkv * Dv], each with free batch and token strides. k and v may have
-        no columns: then nothing is written.
-    cos, sin: [B or 1, L, R] of x's dtype or float32, R <= D even: the first R dimensions of a head rotate (dimension i
-        with i + R/2), the others pass. Or [B or 1, L, 2, R]: those of queries, and those of keys. None: nothing
-        rotates. Products and sums are float32, rounded once.
-    interleaved: dimension 2i rotates with 2i + 1, by columns i and i + R/2. deinterleave: they go to i and i + R/2.
-    k_cache: [B, Hkv, capacity, D], v_cache: [B, Hkv, capacity, Dv]: written in place, nothing outside the new tokens.
-    positions: int32 [B, L]: then cos and sin are tables [P, R] or [P, 2, R], and these are the tokens' rows.
-    step: int32 [2] on the device, for graphs: its first element takes the place of start.
-    q_norm, k_norm: [D], x's dtype: before it rotates, each head of q and k passes an RMSNorm of `eps` and `kind`
-        (`rms_norm`), rounded to its dtype. rotate_first: after that, and what was rotated is rounded. v_norm: each head
-        of v passes one without a weight. Or [Hq * D] and [Hkv * D]: then q and k pass norms of all their heads at once,
-        before they rotate; the same bits as `rms_norm` in front. For few tokens: each head reads its whole row.
-    rows, block_table, k_format, v_format: as in `attention`; caches of any of the three dtypes, in pages, or packed at
-        the write: what is packed is the numbers rounded to q's dtype, as a dense cache would have them. A token that
-        rows says a sequence does not have, or for which there is no room, is not written.
-    Returns q as [B, Hq, L, D], contiguous.
-    """
-    return _ops.rope_kv.default(
-        q, k, v, cos, sin, k_cache, v_cache, start, head_dim, positions, step, q_norm, k_norm, eps, kind,
-        rows, block_table, k_format, v_format, v_norm, interleaved, rotate_first, deinterleave,
-    )  # fmt: skip
-
-
-@_fake("rope_kv")
-def _(q: Tensor, head_dim: int) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[2] // head_dim, q.shape[1], head_dim))
-
-
-# ------------------------------------------------------------------------------------------------------------ attention
-
-
-def attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    kv_len: int,
-    *,
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = True,
-    window: int = 0,
-    softcap: float = 0.0,
-    kv_start: Tensor | None = None,
-    step: Tensor | None = None,
-    rows: Tensor | None = None,
-    block_table: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_format: str | None = None,
-    v_format: str | None = None,
-    value_queries: Tensor | None = None,
-) -> Tensor:
-    """Attention of the newest L tokens over a cache of kv_len tokens; softmax in float32, no score matrix in memory.
-
-    q: [B, Hq, L, D], any strides but a contiguous last dimension; D, Dv = 32, 48 ... 256.
-    k_cache, v_cache: [B, Hkv, capacity >= kv_len, D or Dv], Hq a multiple of Hkv; may be strided views; of any of the
-        three dtypes; or, with the name of k_format or v_format (q8_0, q4_0), packed rows (`quant.kv`), uint8.
-    block_table: int32 [B, pages]: then caches are pools of pages, [pages, Hkv, tokens of a page, D or Dv], and key i
-        is row i % tokens of page block_table[b, i // tokens], a power of two of at least 16. Same bits as contiguous.
-    value_queries: [B, Hq, L, Dv], strided as q, or None: their products with the values are added to q·k. So values are
-        keys too, as the latents of multi-head latent attention are. Always by the kernel for few queries.
-    scale multiplies q·k; then, if softcap > 0, score = softcap * tanh(score / softcap).
-    causal: query i sees keys up to position kv_len - L + i and, if window > 0, of these the last `window`. Without
-        causal every key is seen and window is ignored.
-    mask: [B or 1, Hq or 1, L or 1, >= kv_len], combined with the above: bool (True: seen) or additive, float32 or q's
-        dtype, where the dtype's least number, and whatever is -1e38 or below, means not seen.
-    kv_start: int32 [B], first key that is seen (left padding). Keys outside the range may hold anything, even NaN.
-    step: int32 [2] on the device, for graphs: step[0] is where the first query's own key lies in the cache, so that
-        step[0] + L keys are filled, and kv_len is only a bound of that; step[1] is the number of keys that came before
-        the first one in the cache: mask's columns and kv_start count from there (mask: >= kv_len + step[1] columns).
-    rows: int32 [B, 2] on the device, in place of step: the same for each sequence alone, without a shift: rows[b] is
-        where its first query's own key lies and how many of the L queries it has; the others give zeros.
-    sinks: [Hq], float32 or q's dtype: a score of each head that adds to the sum of its weights, and has no value.
-    A query that sees no key gives zeros. Up to 16 queries, the result of each one is the same bits whatever L is and
-    whatever keys lie beyond those it sees; longer L uses other kernels with another order of summation.
-    Returns [B, L, Hq * Dv], contiguous.
-    """
-    return _ops.attention.default(
-        q, k_cache, v_cache, kv_len, scale, mask, causal, window, softcap, kv_start, step, rows, block_table, sinks,
-        k_format, v_format, value_queries,
-    )  # fmt: skip
-
-
-@_fake("attention")
-def _(q: Tensor, v_cache: Tensor, v_format: str | None) -> Tensor:
-    columns = v_cache.shape[3] if v_format is None else head_dim_of(v_cache.shape[3], v_format)
-    return q.new_empty((q.shape[0], q.shape[2], q.shape[1] * columns))

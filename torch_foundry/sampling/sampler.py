@@ -104,7 +104,7 @@ class Sampler:
             torch.as_tensor(range(rows) if streams is None else streams, dtype=torch.int64, device="cpu")
         )
         if self.banned is not None:
-            self.banned.zero_()
+            self.banned.fill_(-1)  # not 0: a row whose prompt was embeddings is at length 0
         if self.counts is not None:
             first = [ignore] * rows if isinstance(ignore, int) else ignore
             first_ids = torch.tensor(first, dtype=torch.int32, device="cpu").to(self.device)

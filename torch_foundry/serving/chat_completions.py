@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from torch_foundry.engine import TokenLogprobs
 from torch_foundry.serving.completions import LEAST, CompletionOptions, finish_reason, usage_of
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.ids import new_id
 from torch_foundry.serving.images import parts_of
 from torch_foundry.serving.parsing import Piece
 from torch_foundry.serving.protocol import (
@@ -19,7 +20,6 @@ from torch_foundry.serving.protocol import (
     Events,
     Messages,
     exchange_of,
-    new_id,
     now,
     service_of,
     several,

@@ -9,13 +9,13 @@ from fastapi import Request as HttpRequest
 
 from torch_foundry.engine import TokenLogprobs
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.ids import new_id
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.protocol import (
     Body,
     Events,
     SamplingBody,
     exchange_of,
-    new_id,
     now,
     service_of,
     several,

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import time
-import uuid
 from collections import Counter
 from typing import Any
 
@@ -16,6 +15,7 @@ import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torch_foundry.serving.errors import LOG, ApiError, api_error, log_fault
+from torch_foundry.serving.ids import new_id
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.service import Service
 
@@ -39,7 +39,7 @@ class Gate:
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        exchange = Exchange(given if ID.fullmatch(given) else f"req_{uuid.uuid4().hex[:24]}")
+        exchange = Exchange(given if ID.fullmatch(given) else new_id("req"))
         scope.setdefault("state", {})["exchange"] = exchange
         response = _Response(send, exchange, self.service.config.body_timeout)
         known = False
@@ -82,6 +82,7 @@ class Gate:
 
     async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
         body = await self._body(scope, receive)
+        scope["asgi"] = {**scope["asgi"], "spec_version": "2.4"}  # responses leave it to the gate to watch the client
         failed: Exception | None = None
         async with anyio.create_task_group() as tasks:
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch_foundry.engine import SamplingParams
 from torch_foundry.serving.engine_thread import Update
 from torch_foundry.serving.errors import ApiError
+from torch_foundry.serving.ids import new_id
 from torch_foundry.serving.images import joined, part_of
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.parsing import Block, Blocks
@@ -21,7 +22,6 @@ from torch_foundry.serving.protocol import (
     Messages,
     SamplingBody,
     exchange_of,
-    new_id,
     service_of,
     stream,
     texts_of,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from torch_foundry.serving.ids import new_id
 
 START = "\x02"  # where an answer begins, for templates of ours: no prompt has to be searched for it
 THINK: dict[str, Any] = {"open": "<think>", "close": "</think>", "content": "text"}
@@ -41,7 +42,7 @@ class Piece:
     @cached_property
     def id(self) -> str:
         """That no other piece has; most are never asked."""
-        return f"call_{uuid.uuid4().hex[:24]}"
+        return new_id("call")
 
 
 class AnswerParser:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from torch_foundry.engine import SamplingParams
 from torch_foundry.serving.errors import ApiError, api_error, log_fault
@@ -28,6 +27,37 @@ class Body(BaseModel):
     """Fields that are not listed are refused by name, and none is read as another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, data: Any) -> Any:
+        if (field := _not_unicode(data)) is not None:
+            raise ApiError(400, f"{field}: expected Unicode text, got half of a surrogate pair", field)
+        return data
+
+
+def _not_unicode(data: Any) -> str | None:
+    """The field of JSON whose text can't be encoded, as tokenizers do, or has such a name in it."""
+    waiting = [("", data)]
+    while waiting:
+        field, value = waiting.pop()
+        if isinstance(value, str) and not _encodes(value):
+            return field
+        if isinstance(value, list):
+            waiting += [(f"{field}[{i}]", each) for i, each in enumerate(value)]
+        elif isinstance(value, dict):
+            if any(not _encodes(name) for name in value):
+                return field or "body"
+            waiting += [(f"{field}.{name}".lstrip("."), each) for name, each in value.items()]
+    return None
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class SamplingBody(Body):
@@ -102,11 +132,6 @@ def service_of(http: HttpRequest) -> Service:
 def exchange_of(http: HttpRequest) -> Exchange:
     """Of this request, as the gate has begun it."""
     return http.state.exchange
-
-
-def new_id(prefix: str) -> str:
-    """An id that no other object has."""
-    return f"{prefix}_{uuid.uuid4().hex[:24]}"
 
 
 def now() -> int:

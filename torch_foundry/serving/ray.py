@@ -31,7 +31,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from torch_foundry.engine import Engine
 from torch_foundry.engine.warm_up import warm_up
 from torch_foundry.serving.errors import ApiError
-from torch_foundry.serving.protocol import new_id
+from torch_foundry.serving.ids import new_id
 from torch_foundry.serving.routing import SLACK, Router, keys_of
 from torch_foundry.serving.service import ServerConfig, Service
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.quant import dequantize
 from torch_foundry.quant.kv import cast_saturating, pack_rows, unpack_rows
 
@@ -52,11 +53,7 @@ def layer_norm(
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    if activation in ("relu2", "silu"):
-        return F.relu(x).square() if activation == "relu2" else F.silu(x)
-    if activation in ("sigmoid", "softplus"):
-        return x.sigmoid() if activation == "sigmoid" else F.softplus(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return (BY_TORCH | {"sigmoid": torch.sigmoid, "softplus": F.softplus})[activation](x)
 
 
 # --------------------------------------------------------------------------------------------------- linear, embedding
@@ -99,12 +96,13 @@ def embedding(
     dtype: torch.dtype | None = None,
     scale: float = 1.0,
     first_if_unknown: bool = False,
+    residual: Tensor | None = None,
 ) -> Tensor:
     ids = ids.where((ids >= 0) & (ids < len(weight)), 0) if first_if_unknown else ids
     if dtype is None:
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
     y = F.embedding(ids, _matrix(weight, format, dtype))
-    return y * scale
+    return y * scale if residual is None else y * scale + residual
 
 
 # -------------------------------------------------------------------------------------------------------- gated product
@@ -180,12 +178,14 @@ def rope_kv(
     interleaved: bool = False,
     rotate_first: bool = False,
     deinterleave: bool = False,
+    gated: bool = False,
 ) -> Tensor:
     b, length, _ = q.shape
+    q = q.unflatten(-1, (-1, 2 * head_dim))[..., :head_dim].flatten(2) if gated else q
     heads = k_cache.shape[1]
     if v_norm:
-        values = v.reshape(b, length, heads, -1)
-        v = rms_norm(values, values.new_ones(values.shape[-1]), eps).view(v.shape)
+        v = v.reshape(b, length, heads, -1)
+        v = rms_norm(v, v.new_ones(v.shape[-1]), eps).flatten(2)
     if positions is not None and cos is not None and sin is not None:
         cos, sin = cos[positions], sin[positions]
     if step is not None:
@@ -199,9 +199,8 @@ def rope_kv(
         x = _rotate(x, own_cos, own_sin, interleaved, deinterleave)
         return rms_norm(x, gain, eps, kind=kind) if gain is not None and rotate_first else x
 
-    new_q, new_k = head(q, q_norm, 0), head(k, k_norm, 1)
-    new_v = v.reshape(b, length, heads, -1).transpose(1, 2)
-    for cache, new, name in ((k_cache, new_k, k_format), (v_cache, new_v, v_format)):
+    new_q, new_v = head(q, q_norm, 0), v.reshape(b, length, heads, -1).transpose(1, 2)
+    for cache, new, name in ((k_cache, head(k, k_norm, 1), k_format), (v_cache, new_v, v_format)):
         new = cast_saturating(new, cache.dtype) if name is None else pack_rows(new, name)
         if rows is None and block_table is None:
             cache[:, :, start : start + length] = new

@@ -13,7 +13,8 @@ from torch import Tensor
 def gated_delta(
     q: Tensor, k: Tensor, v: Tensor, z: Tensor, b: Tensor, a: Tensor, conv_weight: Tensor, a_log: Tensor,
     dt_bias: Tensor, norm_weight: Tensor, eps: float, conv_states: Tensor, states: Tensor, runs: Tensor, table: Tensor,
-    count: Tensor, *, beta_scale: float = 1.0, prompts: bool = False,
+    count: Tensor, *, beta_scale: float = 1.0, log_bound: float = 0.0, sigmoid_gate: bool = False,
+    prompts: bool = False,
 ) -> Tensor:  # fmt: skip
     dtype, wide = q.dtype, states.dtype  # float32, or float64
     tokens, key_heads, key_dim = q.shape
@@ -21,8 +22,12 @@ def gated_delta(
     slots = table.shape[1]
     inputs = torch.cat([x.reshape(tokens, -1) for x in (q, k, v)], 1)
     beta = beta_scale * b.sigmoid().flatten(1).to(wide)
-    decay = (-a_log.to(wide).exp() * F.softplus(a.flatten(1).to(wide) + dt_bias.to(wide))).exp()
-    y = torch.zeros(tokens, key_heads * per_key, value_dim, dtype=dtype)
+    heads = key_heads * per_key
+    step = (a.flatten(1).to(wide) + dt_bias.to(wide)).view(tokens, heads, -1)  # [T, heads, rows or 1]
+    rate = a_log.to(wide).exp()[:, None]
+    decay = (log_bound * (rate * step).sigmoid() if log_bound else -rate * F.softplus(step)).exp()
+    gate = torch.sigmoid if sigmoid_gate else F.silu
+    y = torch.zeros(tokens, heads, value_dim, dtype=dtype)
     for (first, length), row, number in zip(runs.tolist(), table.long(), count.tolist(), strict=True):
         stored = length < slots
         slot = row[number % slots]
@@ -33,12 +38,12 @@ def gated_delta(
             mixed = F.silu((window * conv_weight).sum(1)).to(wide)
             q_t, k_t, v_t = mixed.split([key_heads * key_dim] * 2 + [key_heads * per_key * value_dim])
             q_t, k_t = (_unit(x.view(key_heads, key_dim)).repeat_interleave(per_key, 0) for x in (q_t, k_t))
-            state = state * decay[t, :, None, None]
+            state = state * decay[t, :, :, None]
             change = (v_t.view(-1, value_dim) - torch.einsum("hk,hkv->hv", k_t, state)) * beta[t, :, None]
             state = state + k_t[:, :, None] * change[:, None]
             o = torch.einsum("hk,hkv->hv", q_t, state).to(dtype).to(wide) * key_dim**-0.5
             normed = norm_weight * (o * torch.rsqrt(o.pow(2).mean(-1, keepdim=True) + eps)).to(dtype)
-            y[t] = (normed * F.silu(z[t].reshape(-1, value_dim).to(wide))).to(dtype)
+            y[t] = (normed * gate(z[t].reshape(-1, value_dim).to(wide))).to(dtype)
             if stored or t == first + length - 1:
                 slot = row[(number + 1 + (t - first if stored else 0)) % slots]
                 conv_states[slot], states[slot] = window, state

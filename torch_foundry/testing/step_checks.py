@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from torch_foundry import ops, quant
+from torch_foundry.quant import kv
 from torch_foundry.sampling import Settings
 from torch_foundry.sampling.sampler import Sampler
 from torch_foundry.testing import reference as plain
-from torch_foundry.testing import sampler_reference
+from torch_foundry.testing import reference_attention, sampler_reference
 from torch_foundry.testing.expert_checks import experts
 from torch_foundry.testing.tolerance import (
     BF16,
@@ -45,6 +47,8 @@ def steps(quick: bool) -> Named:
             yield f"norm_linear {label}", partial(_norm_linear, dtype, rows, formats)
             yield f"norm_glu {label}", partial(_norm_glu, dtype, rows, formats[0])
             yield f"norm_qkv {label}", partial(_norm_qkv, dtype, rows, formats)
+    for dtype, cache in product(dtypes, (None,) if quick else (None, "q8_0")):
+        yield f"rope_attention {cache or 'dense'} {_short(dtype)}", partial(_rope_attention, dtype, cache)
     for dtype in () if quick else dtypes:
         yield f"permute_columns [3, 321] with a norm_weight, {_short(dtype)}", partial(_permute_columns, dtype)
     if not quick:
@@ -153,6 +157,32 @@ def _norm_qkv(dtype: torch.dtype, tokens: int, formats: tuple[str | None, ...], 
         after = placed[name].cpu()
         after[:, :, written] = before[:, :, written] = 0
         assert_equal(after, before)
+
+
+def _rope_attention(dtype: torch.dtype, cache: str | None, device: Device) -> None:
+    """A token behind 200, whose heads pass norms, and its row of the caches."""
+    g, past = generator("rope_attention", str(dtype)), 200
+    angles = torch.rand(256, 64, generator=g, dtype=torch.float64) * 6
+    given: Given = {
+        **{name: normal(g, 2, 1, heads * 64, dtype=dtype) for name, heads in (("q", 4), ("k", 2), ("v", 2))},
+        **{name: normal(g, 2, 2, 256, 64, dtype=dtype) for name in ("k_cache", "v_cache")},
+        **{f"{name}_norm": normal(g, 64, dtype=dtype) for name in "qk"},
+        "cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype), "kv_len": past + 1, "head_dim": 64,
+        "scale": 0.125, "eps": 1e-5, "positions": torch.tensor([[200], [90]], dtype=torch.int32),
+        "step": torch.tensor([past, 0], dtype=torch.int32), "k_format": cache, "v_format": cache,
+    }  # fmt: skip
+    if cache:
+        given |= {name: kv.pack_rows(given[name], cache) for name in ("k_cache", "v_cache")}
+    placed, stock, truth = _on(given, device), _on(given, "cpu"), _on(double(given), "cpu")
+    got = ops.rope_attention(**placed)
+    if cache:  # what is stored is rounded: all attend to the same
+        stock |= {name: placed[name].cpu() for name in ("k_cache", "v_cache")}
+        truth |= {name: placed[name].cpu() for name in ("k_cache", "v_cache")}
+    expected, theirs = (reference_attention.rope_attention(**of) for of in (truth, stock))
+    assert_norm(got.cpu(), expected, theirs)
+    for name in ("k_cache", "v_cache"):
+        if not cache:
+            assert_norm(placed[name].cpu(), truth[name], stock[name])
 
 
 # ---------------------------------------------------------------------------------------------------------- next tokens

@@ -38,11 +38,14 @@ template <int Index> MSL_INLINE void* used(void* address) { return address; }
 constexpr uint32_t used_buffers() { return ~0u; }
 #endif
 
-// A buffer. Present is false where a function constant switches the argument off, or the kernel's text never names it.
+// A buffer. Present is false where a function constant switches the argument off, or the kernel's text never names it:
+// then it isn't used, though its address may be carried along.
 template <int Index, bool Present = true> struct buffer {
   static_assert(Index >= 0 && Index < MSL_MAX_BUFFERS, "buffer index: Metal allows 0 to 30");
   template <class P> static MSL_INLINE P get(const Group& group, const Thread&) {
-    return bind<P>(used<Index>(static_cast<uint32_t>(Index) < group.nbuffers ? group.buffers[Index] : nullptr));
+    void* address = static_cast<uint32_t>(Index) < group.nbuffers ? group.buffers[Index] : nullptr;
+    if constexpr (Present) address = used<Index>(address);
+    return bind<P>(address);
   }
   template <class P> static constexpr msl_arg_info info() {
     return {MSL_ARG_BUFFER, !std::is_pointer_v<P>, !Present, 0, Index, pointee_size<P>, pointee_alignment<P>};

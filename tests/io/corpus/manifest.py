@@ -19,6 +19,7 @@ from . import (
     packed_compressed,
     packed_floats,
     packed_folders,
+    packed_modelopt,
     packed_words,
     parts,
     tensors_file,
@@ -40,6 +41,7 @@ TABLES: dict[str, Table] = {
     "packed blocks": packed_blocks.P,
     "packed floats": packed_floats.P,
     "compressed-tensors": packed_compressed.P,
+    "ModelOpt": packed_modelopt.P,
     "folders of models": packed_folders.P,
     "tokenizers of folders": words.P,
 }

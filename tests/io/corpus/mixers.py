@@ -45,6 +45,18 @@ def experts() -> Model:
     return file
 
 
+def projected(rows: int = 16) -> Model:
+    """The same with a projection to 16 numbers, which the experts see. rows: that the file's has."""
+    file = experts().without("blk.1.ffn_up_exps.weight", "blk.1.ffn_down_exps.weight")
+    shapes = {
+        "ffn_latent_down.weight": [HIDDEN, rows], "ffn_latent_up.weight": [16, HIDDEN],
+        "ffn_up_exps.weight": [16, 32, 4], "ffn_down_exps.weight": [32, 16, 4],
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        file.tensor(f"blk.1.{name}", shape)
+    return file.put("nemotron_h_moe.moe_latent_size", scalar(U32, 16))
+
+
 def latent() -> Model:
     """DeepSeek V2's kind without experts: two heads of 24, of which 8 are rotated; latents of 32."""
     file, names = model("deepseek2"), ("q", "k", "v", "output")
@@ -70,6 +82,43 @@ def joined() -> Model:
     for name, size in {"key_length": 24, "value_length": 16, "head_count_kv": 2}.items():
         file.put(f"deepseek2.attention.{name}", scalar(U32, size))
     return file.without("blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight").tensor("blk.0.attn_kv_b.weight", [32, 64])
+
+
+def kimi() -> Model:
+    """Kimi Linear's: a block with a delta rule of two heads of 16, and an MLP; the other with latents, and experts."""
+    file, attention = model("kimi-linear"), ("q", "k", "v", "output")
+    sizes = {"kv_lora_rank": 32, "key_length": 40, "key_length_mla": 24, "value_length_mla": 16, "head_count": 2}
+    for name, size in sizes.items():
+        file.put(f"kimi-linear.attention.{name}", scalar(U32, size))
+    sizes = {"expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+    sizes |= {"leading_dense_block_count": 1, "rope.dimension_count": 8, "block_count": 2}
+    for name, size in {**sizes, "kda.head_dim": 16, "ssm.conv_kernel": 4}.items():
+        file.put(f"kimi-linear.{name}", scalar(U32, size))
+    file.put("kimi-linear.attention.head_count_kv", numbers(I32, [0, 1]))
+    own: dict[str, list[int]] = {f"attn_{name}.weight": [HIDDEN, 32] for name in attention[:3]}
+    own |= {f"ssm_conv1d_{name}.weight": [4, 1, 32] for name in attention[:3]}
+    for name in ("f", "g"):
+        own |= {f"ssm_{name}_a.weight": [HIDDEN, 16], f"ssm_{name}_b.weight": [16, 32]}
+    own |= {
+        "ssm_dt.bias": [32],
+        "ssm_beta.weight": [HIDDEN, 2],
+        "ssm_norm.weight": [16],
+        "attn_output.weight": [32, HIDDEN],
+    }
+    for name, shape in own.items():
+        file.tensor(f"blk.0.{name}", shape)
+    file.tensor("blk.0.ssm_a", [1, 2], data=struct.pack("<2f", -1.0, -2.0))
+    shapes = {
+        "attn_q.weight": [HIDDEN, 48], "attn_kv_a_mqa.weight": [HIDDEN, 40], "attn_kv_a_norm.weight": [32],
+        "attn_k_b.weight": [16, 32, 2], "attn_v_b.weight": [32, 16, 2], "attn_output.weight": [32, HIDDEN],
+        "attn_norm.weight": [HIDDEN], "ffn_norm.weight": [HIDDEN], "ffn_gate_inp.weight": [HIDDEN, 4],
+        "exp_probs_b.bias": [4], "ffn_gate_exps.weight": [HIDDEN, 32, 4], "ffn_up_exps.weight": [HIDDEN, 32, 4],
+        "ffn_down_exps.weight": [32, HIDDEN, 4], "ffn_gate_shexp.weight": [HIDDEN, 32],
+        "ffn_up_shexp.weight": [HIDDEN, 32], "ffn_down_shexp.weight": [32, HIDDEN],
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        file.tensor(f"blk.1.{name}", shape)
+    return file
 
 
 def growing(file: Model) -> Model:
@@ -100,14 +149,18 @@ A.reject("A426", "a state space where there is an MLP", "TENSOR_MISSING", change
     lambda m: lengths(m, 0, 0, 0)), "blk.1.ssm_in")  # fmt: skip
 A.reject("A427", "attention in a block that is an MLP", "TENSOR_EXTRA", changed_alone(
     lambda m: m.tensor("blk.1.attn_k.weight", [HIDDEN, 32])), "blk.1.attn_k")  # fmt: skip
-A.reject("A428", "experts behind a projection", "HP_RANGE", changed(
-    lambda m: m.put("nemotron_h_moe.moe_latent_size", scalar(U32, 16)), experts), "moe_latent_size")  # fmt: skip
+A.reject("A428", "experts behind a projection that isn't there", "TENSOR_MISSING", changed(
+    lambda m: m.put("nemotron_h_moe.moe_latent_size", scalar(U32, 16)), experts), "ffn_latent_down")  # fmt: skip
 A.reject("A429", "experts without a correction", "TENSOR_MISSING", changed(
     lambda m: m.without("blk.1.exp_probs_b.bias"), experts), "exp_probs_b")  # fmt: skip
 A.reject("A430", "no size of the shared expert", "HP_MISSING", changed(
     lambda m: m.without("nemotron_h_moe.expert_shared_feed_forward_length"), experts), "shared_feed")  # fmt: skip
 A.reject("A431", "a fraction of an MLP", "HP_RANGE", changed_alone(
     lambda m: m.put("nemotron_h.feed_forward_length", numbers(F32, [0.0, 96.0, 0.0]))), "feed_forward")  # fmt: skip
+A.accept("A432", "experts behind a projection", lambda: projected().bytes())
+A.reject("A433", "a projection to another size", "SHAPE", lambda: projected(8).bytes(), "ffn_latent_down")
+A.reject("A434", "a projection that nothing says", "TENSOR_EXTRA", changed(
+    lambda m: m.put("nemotron_h_moe.moe_latent_size", scalar(U32, 0)), projected), "ffn_latent")  # fmt: skip
 A.accept("A440", "latents", lambda: latent().bytes())
 A.accept("A441", "latents whose keys and values are made by one tensor", lambda: joined().bytes())
 A.reject("A442", "keys that are no latents", "HP_RANGE", latents("attention.key_length", 41), "key_length")
@@ -137,3 +190,16 @@ A.accept("A457", "growing queries", lambda: growing(latent()).bytes())
 A.reject("A454", "keys that are NaN", "NONFINITE", changed(lambda m: m.tensor(
     "blk.0.attn_k_b.weight", [16, 32, 2], data=struct.pack("<1024f", *[0.0] * 1023, float("nan"))), latent),
     "attn_k_b")  # fmt: skip
+A.accept("A460", "a delta rule whose rows decay by themselves", lambda: kimi().bytes())
+A.reject("A461", "a state that grows", "NONFINITE", changed(lambda m: m.tensor(
+    "blk.0.ssm_a", [1, 2], data=struct.pack("<2f", -1.0, 2.0)), kimi), "ssm_a")  # fmt: skip
+A.reject("A462", "a convolution of other heads", "SHAPE", changed(
+    lambda m: m.tensor("blk.0.ssm_conv1d_k.weight", [4, 1, 48]), kimi), "ssm_conv1d_k")  # fmt: skip
+A.reject("A463", "a decay for each head", "SHAPE", changed(
+    lambda m: m.tensor("blk.0.ssm_dt.bias", [2]), kimi), "ssm_dt")  # fmt: skip
+A.reject("A464", "heads of no size", "HP_MISSING", changed(
+    lambda m: m.without("kimi-linear.kda.head_dim"), kimi), "kda.head_dim")  # fmt: skip
+A.reject("A465", "latents in all blocks", "TENSOR_MISSING", changed(
+    lambda m: m.put("kimi-linear.attention.head_count_kv", scalar(U32, 1)), kimi), "blk.0")  # fmt: skip
+A.reject("A466", "kinds of three blocks", "HP_RANGE", changed(
+    lambda m: m.put("kimi-linear.attention.head_count_kv", numbers(I32, [0, 1, 0])), kimi), "count_kv")  # fmt: skip

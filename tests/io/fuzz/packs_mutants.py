@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.io.corpus import packed_compressed as compressed
+from tests.io.corpus import packed_modelopt as modelopt
 from tests.io.corpus.packed_bytes import (
     LAYER,
     STATE,
@@ -56,7 +57,7 @@ SOUND: tuple[Callable[[], Folder], ...] = (
     fp8, lambda: fp8(32), fp8_rows,
     compressed.words, lambda: compressed.words(3), lambda: compressed.words(8, zeros=True),
     compressed.bytes_, lambda: compressed.bytes_(zeros=True), lambda: compressed.floats("nvfp4"),
-    lambda: compressed.floats("mxfp4"),
+    lambda: compressed.floats("mxfp4"), modelopt.nvfp4, modelopt.squares,
 )  # fmt: skip
 Change = Callable[[random.Random, Folder], None]
 STRATEGIES: dict[str, Change] = {}

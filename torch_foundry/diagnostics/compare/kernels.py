@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from torch_foundry.diagnostics.compare.result import LIMIT, error
-from torch_foundry.testing import reference, reference_backward, reference_moe
+from torch_foundry.testing import reference, reference_attention, reference_backward, reference_moe
 
 Given = dict[str, Any]
 
@@ -72,7 +72,7 @@ def _plain(name: str) -> Callable[[Given], Any] | None:
     """The op `name` in plain torch, on arguments named as in its schema; None if there is none to compare with."""
     if name in _FUSED:
         return _FUSED[name]
-    homes = (reference, reference_moe, reference_backward)
+    homes = (reference, reference_attention, reference_moe, reference_backward)
     function = next((found for home in homes if (found := getattr(home, name, None)) is not None), None)
     if function is None:
         return None

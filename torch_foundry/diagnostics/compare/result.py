@@ -94,8 +94,8 @@ class Drift:
             heads[0] += f"  {path.name:>28}"
             heads[1] += f"  {'drift':>9} {'growth':>8} {'alone':>9}"
         lines = [f"{'':{width}}{heads[0]}", heads[1]]
-        for i, stage in enumerate(self.stages):
-            cells = "".join(_cells(path.stages, i) for path in layered)
+        for stage in self.stages:
+            cells = "".join(_cells(path.stages, stage.name) for path in layered)
             is_bad = bad in layered and bad is not None and bad.first_bad == stage.name
             lines.append(f"{stage.name:{width}}{cells}{'  <-- out of line' if is_bad else ''}")
         for path in self.paths:
@@ -119,12 +119,12 @@ class Drift:
         return f"{text}: its kernels agree with plain torch on what they are given"
 
 
-def _cells(stages: Sequence[Stage], i: int) -> str:
-    if i >= len(stages):
+def _cells(stages: Sequence[Stage], name: str) -> str:
+    stage = next((stage for stage in stages if stage.name == name), None)
+    if stage is None:  # learned positions are part of a step's first one
         return " " * 30
-    growth = stages[i].growth
-    text = "-" if growth is None else f"{growth:.2f}"
-    return f"  {stages[i].drift:9.1e} {text:>8} {stages[i].alone:9.1e}"
+    text = "-" if stage.growth is None else f"{stage.growth:.2f}"
+    return f"  {stage.drift:9.1e} {text:>8} {stage.alone:9.1e}"
 
 
 def stages_of(names: Sequence[str], drifts: Sequence[float], alone: Sequence[float], layers: set[str]) -> list[Stage]:

@@ -198,7 +198,7 @@ class _Kernels:
         inputs: list[Any] = []
 
         def embed(ids: torch.Tensor) -> torch.Tensor:
-            x = self.plan.embed(ids, GEMV)
+            x = self.plan.embed(ids, GEMV, views)
             inputs[:] = self.plan.per_layer(ids, x, GEMV)
             return self.plan.expand(x, GEMV)
 

@@ -175,7 +175,7 @@ def _glu(quick: bool) -> Iterator[Check]:
         gate = normal(g, 3, n, dtype=dtype, scale=3).clamp(-8, 8)
         return {"gate": gate, "up": normal(g, 3, n, dtype=dtype), "activation": activation}
 
-    names = ("silu", "gelu_tanh") if quick else ("silu", "gelu_tanh", "gelu", "sigmoid", "softplus", "relu2")
+    names = ("silu", "gelu_tanh") if quick else ("silu", "gelu_tanh", "gelu", "sigmoid", "softplus", "relu", "relu2")
     for dtype in _dtypes(quick):
         odd = () if quick else ((33, "silu"),)
         for n, activation in (*odd, *((768, name) for name in names)):

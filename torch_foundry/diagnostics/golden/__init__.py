@@ -103,7 +103,7 @@ def build(recipe: Recipe) -> Any:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("layer_scalar"):
                 tensor.fill_(0.75)
-            elif "norm" in name or "bias" in name:
+            elif any(part in name for part in ("norm", "bias", "ln_1", "ln_2")):
                 same = bool((tensor == tensor.flatten()[0]).all())  # ones or zeros, or something that torch has drawn
                 start = float(tensor.flatten()[0].round()) if same else 0.0
                 tensor.copy_(start + (numbers(name, tensor.shape) * 38.4).round() / 128)

@@ -117,18 +117,19 @@ def alone(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
     if any(map(min, zip(keys, inner, strict=True))) or len(set(inner) - {0}) > 1:
         expected = "one number, and 0 in blocks with attention or a state space"
         raise model.fail("HP_RANGE", "feed_forward_length", expected, str(inner)[:80])
-    none = {"A": 0, "Z": 0, "F": 0, "E": 0}
+    none = {"A": 0, "Z": 0, "F": 0, "E": 0, "I": 0}
     types, blocks = [], []
     for heads, width in zip(keys, inner, strict=True):
-        kind, letters = (attention, "A") if heads else (feed_forward, "FE") if width else (state, "Z")
+        kind, letters = (attention, "A") if heads else (feed_forward, "FEI") if width else (state, "Z")
         types.append(kind)
         blocks.append({letter: size for letter, size in none.items() if letter not in letters})
     size = model.values["feed_forward_length"] = max(inner) or 1
-    return blocks, {"layers_block_type": types, "intermediate_size": size}
+    seen = model.values.get("moe_latent_size") or None
+    return blocks, {"layers_block_type": types, "intermediate_size": size, "moe_latent_size": seen}
 
 
 def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The same of multi-head latent attention, of which all blocks are alike.
+    """The same of multi-head latent attention, of which all blocks are alike, but for those with a recurrent state.
 
     Files say the sizes of heads, or, since keys and values are made by two tensors, those of latents, and of heads by
     keys of their own. In `model.values` remains the size of what is rotated. LoadError HP_RANGE, HP_MISSING.
@@ -136,6 +137,9 @@ def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
     values = model.values
     rank, heads, rotated = (values[name] for name in (RANK, "attention.head_count", "rope.dimension_count"))
     key, value = values["attention.key_length"], values["attention.value_length"]
+    hybrid = bool(model.architecture.recurrent)
+    if hybrid:  # llama.cpp's converter says another number
+        value = rank
     if values[f"{KEY}_mla"] is not None:
         for name, found, expected in (("key", key, rank + rotated), ("value", value, rank)):
             if found != expected:
@@ -155,7 +159,7 @@ def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
         if values[GROWTH_FROM] not in (None, original):
             raise model.fail("HP_RANGE", GROWTH_FROM, f"{original}, the original context length", values[GROWTH_FROM])
     queries, hidden, rows = values["attention.q_lora_rank"], values["embedding_length"], heads * (key - rotated + value)
-    joined = "blk.0.attn_kv_b.weight" in model.tensors
+    joined = any(name.endswith(".attn_kv_b.weight") for name in model.tensors)
     letters = {"L": rank, "I": queries or 0, "J": 0 if queries else hidden, "Q": heads * key, "O": heads * value}
     letters |= {"N": key - rotated, "U": value, "B": 0 if joined else rows, "W": rows if joined else 0}
     values |= {KEY: rotated, "attention.value_length": None}
@@ -164,7 +168,12 @@ def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
         fields["head_dim"] = key
     if model.architecture.config == "DeepseekV2Config":
         fields["topk_method"] = "group_limited_greedy" if values["expert_group_count"] > 1 else "greedy"
-    return [letters] * model.layers, fields
+    if not hybrid:
+        return [letters] * model.layers, fields
+    of_state = {"N": values["kda.head_dim"], "B": heads, "Z": heads * values["kda.head_dim"]}
+    of_state |= {"T": values["ssm.conv_kernel"]}
+    kinds = of_each_block(model, "attention.head_count_kv")[: model.layers]
+    return [letters if keys else of_state for keys in kinds], fields | {"linear_num_heads": heads}
 
 
 def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
@@ -172,7 +181,9 @@ def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
     rank, rotated, value = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
     key = config.qk_nope_head_dim + rotated
     dense = {}
-    if not hasattr(config, "n_routed_experts"):  # which llama.cpp wants to be told of, all the same
+    if hasattr(config, "linear_num_heads"):
+        dense = {"leading_dense_block_count": leading_dense(config)}
+    elif not hasattr(config, "n_routed_experts"):  # which llama.cpp wants to be told of, all the same
         dense = {"leading_dense_block_count": config.num_hidden_layers, "expert_shared_count": 0}
         dense["expert_feed_forward_length"] = config.intermediate_size
     if joined:
@@ -182,6 +193,12 @@ def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
     return said | {f"{KEY}_mla": key, "attention.value_length_mla": value}
 
 
+def leading_dense(config: Any, field: str = "first_k_dense_replace") -> int:
+    """How many of the first blocks have no experts."""
+    kinds = [*(getattr(config, "mlp_layer_types", None) or ()), "sparse"]
+    return int(getattr(config, field, kinds.index("sparse")))
+
+
 def said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
     """The inverse: hyperparameters by their keys."""
     _, attention, feed_forward = architecture.alone
@@ -189,6 +206,7 @@ def said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
     return {
         "attention.head_count_kv": [config.num_key_value_heads * (kind == attention) for kind in config.layer_types],
         "feed_forward_length": [width * (kind == feed_forward) for kind in config.layer_types],
+        "moe_latent_size": config.moe_latent_size,
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.keys import EPSILON, LOCAL_EXPERTS, REQUIRED, ROTATED_WINDOWS, SHARED, STATE_KEYS, Key
+from torch_foundry.io.gguf.recurrent_slots import STATE_SPACE
 from torch_foundry.io.gguf.slots import (
     BIASES,
     GPT_OSS_MOE,
@@ -16,7 +17,6 @@ from torch_foundry.io.gguf.slots import (
     PRE_NORMS,
     QKVO,
     QKVO_BIAS,
-    STATE_SPACE,
 )
 
 GRANITE = Architecture(

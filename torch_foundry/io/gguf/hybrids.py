@@ -11,6 +11,7 @@ from torch_foundry.io.gguf.keys import (
     DELTA_KEYS,
     EXPERTS,
     FALCON_H1_KEYS,
+    KIMI_LINEAR_KEYS,
     MROPE,
     NEMOTRON_H_KEYS,
     NEMOTRON_H_MOE_KEYS,
@@ -19,27 +20,32 @@ from torch_foundry.io.gguf.keys import (
     SHARED,
     Key,
 )
-from torch_foundry.io.gguf.slots import (
+from torch_foundry.io.gguf.recurrent_slots import (
     DELTA,
     FALCON_H1,
     FALCON_H1_NORM,
     FALCON_H1_OPTIONS,
-    GATED_QKVO,
-    HEAD_NORMS,
-    LATE_NORMS,
+    KIMI_DELTA,
     LFM2,
     LFM2_MOE,
     LFM2_NORM,
-    MLP,
-    MOE,
     NEMOTRON_H,
     NEMOTRON_H_EMBEDDING,
     NEMOTRON_H_MLP,
     NEMOTRON_H_MOE,
     NEMOTRON_H_NORM,
-    SHARED_EXPERT,
     SHORT_CONV,
     TILED_DELTA,
+)
+from torch_foundry.io.gguf.slots import (
+    DEEPSEEK_MOE,
+    GATED_QKVO,
+    HEAD_NORMS,
+    LATE_NORMS,
+    LATENT,
+    MLP,
+    MOE,
+    SHARED_EXPERT,
 )
 
 HYBRID = Architecture(
@@ -102,6 +108,15 @@ HYBRIDS: dict[str, Architecture] = {
         norm=FALCON_H1_NORM,
         value_size="mamba_d_head",
         unused=frozenset({"mamba_chunk_size", "mamba_expand", "num_logits_to_keep"}),
+    ),
+    "kimi-linear": Architecture(
+        "KimiLinearConfig",
+        (*LATENT, *DEEPSEEK_MOE),
+        KIMI_LINEAR_KEYS,
+        leading=MLP,
+        latent=True,
+        rotated=False,
+        recurrent=KIMI_DELTA,
     ),
     "lfm2": Architecture(
         "Lfm2Config",

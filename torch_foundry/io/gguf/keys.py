@@ -128,6 +128,18 @@ NEMOTRON_H_MOE_KEYS = (
     *NEMOTRON_H_KEYS,
     *(key for key in ROUTED_EXPERTS if key.name != "leading_dense_block_count"),
     replace(SHARED, field="moe_shared_expert_intermediate_size", default=REQUIRED),
+    Key("moe_latent_size", "", int, 0, 1 << 20, 0),  # of what experts see; 0: of what the router sees
+)
+_OF_KIMI: dict[str, dict[str, Any]] = {
+    "attention.value_length": {"default": None},
+    "expert_count": {"field": "num_local_experts"},
+    "expert_weights_norm": {"default": True},  # which llama.cpp's converter doesn't say
+}
+KIMI_LINEAR_KEYS = (
+    BY_BLOCK,
+    *(replace(key, **_OF_KIMI.get(key.name, {})) for key in (*LATENT_KEYS, *ROUTED_EXPERTS)),
+    Key("ssm.conv_kernel", "linear_conv_kernel_dim", int, 1, 1 << 7, REQUIRED),
+    Key("kda.head_dim", "linear_head_dim", int, 1, 1 << 14, REQUIRED),
 )
 CONV_KEYS = (
     BY_BLOCK,

@@ -124,7 +124,7 @@ def stored_shapes(slot: Slot, sizes: Sizes) -> list[tuple[int, ...]]:
 def check_tensor(file: Path, info: TensorInfo, stored: tuple[int, ...], matrix: bool) -> None:
     """Refuse a tensor of another shape or type than its parameter can have. matrix: it may be packed."""
     known = [fmt.name for fmt in quant.FORMATS.values() if fmt.gguf_type is not None]
-    if info.shape != stored and info.shape != tuple(size for size in stored if size != 1):
+    if info.shape != stored and [size for size in info.shape if size != 1] != [size for size in stored if size != 1]:
         raise LoadError("SHAPE", file, info.name, expected=str(list(stored)), found=str(list(info.shape)))
     if info.format not in (known if matrix else quant.DENSE):
         expected = "one of " + quant.listing(known if matrix else quant.DENSE)

@@ -94,6 +94,8 @@ class GgufModel:
             sizes |= {"E": experts, "X": inner or (sizes["F"] if all_alone else sizes["F"] // used)}
             shared = sizes["X"] * (values.get("expert_shared_count") or 0)
             sizes["S"] = values.get("expert_shared_feed_forward_length") or shared or sizes["F"]
+            if (seen := values.get("moe_latent_size")) is not None:
+                sizes |= {"I": seen, "L": seen or hidden}
         if "shortconv.l_cache" in values:
             sizes["T"] = values["shortconv.l_cache"]
         elif "ssm.inner_size" in values:

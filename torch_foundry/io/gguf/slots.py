@@ -19,11 +19,12 @@ class Slot:
     tokens that a convolution sees; P: an embedding of a block, J: of all, Y: how many there are, W: all heads of values
     that are not keys; of latent attention L: the latent, I: that of queries, J: the hidden size if there is none, O:
     all value heads, N: what is not rotated of a key head, U: a value head, W: these two of all heads, B: if they lie in
-    two tensors; "A+B": one after the other. A dimension of 1 may be left out.
+    two tensors; of experts that see a projection L: that, I: the same, or 0; "A+B": one after the other. A dimension of
+    1 may be left out.
     tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
     another order. layout: in `LAYOUTS`, of parameters that no file has as they are. stored: the shape in the file, if
-    it is another one of the same numbers (M: values of a group of heads). needs: the letter of what must be
-    there, or else the tensor is not.
+    it is another one of the same numbers (M: values of a group of heads). needs: the letter of what must be there, or
+    else the tensor is not.
     """
 
     tensor: str
@@ -42,8 +43,8 @@ class Slot:
     @property
     def single(self) -> bool:
         """Whether files have it in float32: whatever is no matrix that tokens are multiplied by."""
-        known = ("conv1d.weight", "shortconv.conv.weight", "norm.weight")
-        return self.tensor.endswith(known) or not self.tensor.endswith(".weight")
+        known = ("shortconv.conv.weight", "norm.weight")
+        return "ssm_conv1d" in self.tensor or self.tensor.endswith(known) or not self.tensor.endswith(".weight")
 
     @property
     def offset(self) -> bool:
@@ -113,69 +114,6 @@ SHARED_EXPERT = (
     Slot("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", "H S"),
 )
 
-# Linear layers of the gated delta rule, of which Qwen3.5's files have value heads in another order.
-CONV = Slot("ssm_conv1d.weight", "linear_attn.conv1d.weight", "C 1 T")
-OUT = Slot("ssm_out.weight", "linear_attn.out_proj.weight", "H Z")
-DECAY = Slot("ssm_a", "linear_attn.A_log", "B", layout="decay")
-STEP = Slot("ssm_dt.bias", "linear_attn.dt_bias", "B")
-DELTA_NORM = Slot("ssm_norm.weight", "linear_attn.norm.weight", "U")
-DELTA = (
-    Slot("attn_qkv.weight+attn_gate.weight", "linear_attn.in_proj_qkvz.weight", "C+Z H", layout="key heads"),
-    Slot("ssm_ba.weight", "linear_attn.in_proj_ba.weight", "B+B H"),
-    *(CONV, OUT, DECAY, STEP, DELTA_NORM),
-)
-TILED_DELTA = (
-    Slot("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", "C H", layout="tiled channels"),
-    Slot("attn_gate.weight", "linear_attn.in_proj_z.weight", "Z H", layout="tiled values"),
-    Slot("ssm_beta.weight", "linear_attn.in_proj_b.weight", "B H", layout="tiled heads"),
-    Slot("ssm_alpha.weight", "linear_attn.in_proj_a.weight", "B H", layout="tiled heads"),
-    replace(CONV, layout="tiled channels"),
-    replace(OUT, layout="tiled columns"),
-    replace(DECAY, layout="tiled decay"),
-    replace(STEP, layout="tiled heads"),
-    DELTA_NORM,
-)
-STATE_SPACE = (  # Mamba2's
-    Slot("ssm_in.weight", "mamba.in_proj.weight", "Z+C+B H"),
-    Slot("ssm_conv1d.weight", "mamba.conv1d.weight", "C 1 T"),
-    Slot("ssm_conv1d.bias", "mamba.conv1d.bias", "C"),
-    Slot("ssm_dt.bias", "mamba.dt_bias", "B"),
-    Slot("ssm_a", "mamba.A_log", "B", layout="decay", stored="B 1"),
-    Slot("ssm_d", "mamba.D", "B", stored="B 1"),
-    Slot("ssm_norm.weight", "mamba.norm.weight", "Z", stored="G M"),
-    Slot("ssm_out.weight", "mamba.out_proj.weight", "H Z"),
-)
-FALCON_H1 = (  # attention and a state space beside it
-    PRE_NORMS[0],
-    Slot("ffn_norm", "pre_ff_layernorm.weight", "H"),
-    *QKVO,
-    *(slot for slot in STATE_SPACE if slot.tensor not in ("ssm_conv1d.bias", "ssm_norm.weight")),
-    *(replace(slot, parameter=slot.parameter.replace("mlp.", "feed_forward.")) for slot in MLP),
-)
-FALCON_H1_OPTIONS = {
-    "mamba_conv_bias": tuple(slot for slot in STATE_SPACE if slot.tensor == "ssm_conv1d.bias"),
-    "mamba_rms_norm": tuple(slot for slot in STATE_SPACE if slot.tensor == "ssm_norm.weight"),
-}
-FALCON_H1_NORM = replace(NORM, parameter="model.final_layernorm.weight")
-NEMOTRON_H = (  # a block has one of these, behind a norm
-    Slot("attn_norm.weight", "norm.weight", "H"),
-    *(replace(slot, parameter=slot.parameter.replace("self_attn", "mixer"), needs="A") for slot in QKVO),
-    *(replace(slot, parameter=slot.parameter.replace("mamba", "mixer"), needs="Z") for slot in STATE_SPACE),
-)
-NEMOTRON_H_MLP = (
-    Slot("ffn_up.weight", "mixer.up_proj.weight", "F H", needs="F"),
-    Slot("ffn_down.weight", "mixer.down_proj.weight", "H F", needs="F"),
-)
-NEMOTRON_H_MOE = (
-    Slot("ffn_gate_inp.weight", "mixer.gate.weight", "E H", needs="E"),
-    Slot("exp_probs_b.bias", "mixer.gate.e_score_correction_bias", "E", needs="E"),
-    Slot("ffn_up_exps.weight", "mixer.experts.up_proj", "E X H", needs="E"),
-    Slot("ffn_down_exps.weight", "mixer.experts.down_proj", "E H X", needs="E"),
-    Slot("ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight", "S H", needs="E"),
-    Slot("ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight", "H S", needs="E"),
-)
-NEMOTRON_H_EMBEDDING = replace(EMBEDDING, parameter="model.embeddings.weight")
-NEMOTRON_H_NORM = replace(NORM, parameter="model.norm_f.weight")
 LATENT = (
     *PRE_NORMS,
     Slot("attn_q.weight", "self_attn.q_proj.weight", "Q J", needs="J"),
@@ -204,28 +142,6 @@ FULL_NORMS = (
     Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "Q"),
     Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "K"),
 )
-LFM2 = (
-    Slot("attn_norm.weight", "operator_norm.weight", "H"),
-    Slot("ffn_norm.weight", "ffn_norm.weight", "H"),
-    *QKVO[:3],
-    replace(QKVO[3], parameter="self_attn.out_proj.weight"),
-    Slot("attn_q_norm.weight", "self_attn.q_layernorm.weight", "D"),
-    Slot("attn_k_norm.weight", "self_attn.k_layernorm.weight", "D"),
-    Slot("ffn_gate.weight", "feed_forward.w1.weight", "F H"),
-    Slot("ffn_up.weight", "feed_forward.w3.weight", "F H"),
-    Slot("ffn_down.weight", "feed_forward.w2.weight", "H F"),
-)
-LFM2_MOE = (
-    *LFM2[:-3],
-    *(replace(slot, parameter=slot.parameter.replace("mlp.", "feed_forward.")) for slot in MOE),
-    Slot("exp_probs_b.bias", "feed_forward.expert_bias", "E"),
-)
-SHORT_CONV = (
-    Slot("shortconv.conv.weight", "conv.conv.weight", "H 1 T"),
-    Slot("shortconv.in_proj.weight", "conv.in_proj.weight", "H+H+H H"),
-    Slot("shortconv.out_proj.weight", "conv.out_proj.weight", "H H"),
-)
-LFM2_NORM = replace(NORM, tensor="token_embd_norm.weight", parameter="model.embedding_norm.weight")
 GLM4_NORMS = (
     PRE_NORMS[0],
     Slot("post_attention_norm.weight", "post_self_attn_layernorm.weight", "H"),

@@ -111,6 +111,8 @@ def tensors_of(model: Any, slot: Slot, architecture: Architecture) -> dict[str, 
 
 def _shape(dims: tuple[int, ...], slot: Slot, config: Any, architecture: Architecture) -> tuple[int, ...]:
     """The shape in the file, without dimensions that are 1 in all models but where that is usual."""
+    if slot.stored == slot.shape:
+        return dims
     if slot.stored:
         sizes = {"1": 1, **state_sizes(config, architecture)}
         return tuple(sizes[letter] for letter in slot.stored.split())
@@ -163,6 +165,8 @@ def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architectu
 def state_sizes(config: Any, architecture: Architecture) -> dict[str, int]:
     """Of a recurrent state, by the letters of slots' shapes; none for other models."""
     fields = {key.name: key.field for key in architecture.keys}
+    if "kda.head_dim" in fields:
+        return {"B": config.linear_num_heads}
     if "ssm.inner_size" not in fields:
         return {}
     names = ("ssm.group_count", "ssm.state_size", "ssm.time_step_rank")

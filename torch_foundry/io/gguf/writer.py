@@ -18,7 +18,14 @@ from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.activations import said_of_activations
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import ROTATED, head_dim, said_of_alone, said_of_latent, said_of_two_kinds
+from torch_foundry.io.gguf.blocks import (
+    ROTATED,
+    head_dim,
+    leading_dense,
+    said_of_alone,
+    said_of_latent,
+    said_of_two_kinds,
+)
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, OUTPUT, Slot
@@ -136,7 +143,7 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
     dense = next((key.field for key in architecture.keys if key.name == "leading_dense_block_count"), "")
     for index in range(model.config.num_hidden_layers):
         recurrent = bool(architecture.recurrent) and model.config.layer_types[index] != "full_attention"
-        leading = index < getattr(model.config, dense, 0)
+        leading = bool(dense) and index < leading_dense(model.config, dense)
         for slot in (*architecture.slots(recurrent, leading), *options):
             tensor = "+".join(BLOCK.format(index) + name for name in slot.tensors)
             parameter = architecture.block.format(index) + slot.parameter
@@ -168,9 +175,6 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
             values["full_attention_interval"] = config.layer_types.index("full_attention") + 1
         else:
             values["full_attention_interval"] = config.num_hidden_layers + 1
-    elif architecture.recurrent:
-        kv_heads = config.num_key_value_heads
-        values["attention.head_count_kv"] = [kv_heads * (kind == "full_attention") for kind in config.layer_types]
     if "rope.scaling.finetuned" in names:
         values["rope.scaling.finetuned"] = config.position_embedding_type == "rope"
     if (mrope := architecture.rope.get("default")) is not None:
@@ -189,7 +193,10 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
     if ROTATED in names:
         values[ROTATED] = [bool(theta) for theta in config.layer_rope_theta]
     if architecture.latent:
-        values |= said_of_latent(config, "blk.0.attn_kv_b.weight" in tensors)
+        values |= said_of_latent(config, any(name.endswith(".attn_kv_b.weight") for name in tensors))
+    if architecture.recurrent and "full_attention_interval" not in names:
+        kv_heads = values["attention.head_count_kv"]
+        values["attention.head_count_kv"] = [kv_heads * (kind == "full_attention") for kind in config.layer_types]
     if architecture.alone:
         values |= said_of_alone(config, architecture)
     return values | (said_of_two_kinds(config) if architecture.two_kinds else {})

@@ -108,11 +108,11 @@ def _dense(parts: Parts, name: str) -> Weight:
     stored, info = parts.dense(name), parts.container.tensors[name]
     if name.endswith(_NORMS) and parts.names.decoder in _RAISED:
         return parts.source.weight(info, info.shape, offset=1.0)
-    if name.endswith(("conv1d.weight", ".conv.conv.weight")) and len(info.shape) == 3 and info.shape[-1] == 1:
+    if name.endswith(("conv1d.weight", "conv.conv.weight")) and len(info.shape) == 3 and info.shape[-1] == 1:
         shape: tuple[int, ...] = (info.shape[0], 1, info.shape[1])
     elif name.endswith(_SCALARS) and not info.shape:
         shape = (1,)
-    elif len(info.shape) in (4, 5):  # of a tower's convolution
+    elif len(info.shape) in (4, 5) and not name.endswith(".A_log"):  # of a tower's convolution
         shape = (info.shape[0], info.shape[-1], *info.shape[1:-1])
         return stored.laid_out(shape, lambda read: read.movedim(-1, 1).contiguous())
     else:

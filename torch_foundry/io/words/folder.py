@@ -16,7 +16,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-from torch_foundry.core.load_errors import LoadError, is_fault
+from torch_foundry.core.load_errors import AllowedFaults, LoadError, is_fault
 from torch_foundry.io.files import LOOK, File, foreign, names_in
 from torch_foundry.io.words.pipeline import STEPS, check_pipeline
 from torch_foundry.io.words.skim import Skim
@@ -28,6 +28,7 @@ LONGEST_PART = 1 << 19  # bytes of what is kept of a file: a normalizer with a t
 _LONGEST_ENTRY = 1 << 14  # bytes of one of them
 BEYOND = 64  # control tokens that may lie behind the embedding (Gemma 3 has one, of pictures, in its models of text)
 _TEXTS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+_VOCABULARY = re.compile(r"(tokenizer(\..+)?|vocab|tekken)\.json|vocab\.txt|.+\.(model|tiktoken)")
 _SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Settings that would go around what is checked, or read other files.
 _NOT_TAKEN = {"gguf_file", "tokenizer_object", "vocab", "merges", "post_processor", "init_inputs"}
@@ -174,13 +175,18 @@ def _class(name: str | None) -> Any:
     return None if name is None else tokenizer_class_from_name(name)
 
 
-def load_tokenizer(folder: Path, rows: int, name: str | None) -> Any:
-    """The folder's tokenizer, by transformers. rows: of the embedding. name: of its class.
+def load_tokenizer(folder: Path, rows: int, name: str | None, permits: AllowedFaults) -> Any:
+    """The folder's tokenizer, by transformers. rows: of the embedding. name: of its class. None: allowed to be absent.
 
     tokenizer.json is taken as it is, whatever class the folder names: transformers' own classes make some steps anew,
     by rules of theirs, and give other ids then. The class adds names of special tokens that no file has.
     """
     options: Any = {"local_files_only": True, "trust_remote_code": False}
+    if not any(map(_VOCABULARY.fullmatch, names_in(folder))):  # of nothing, some classes make one that knows no words
+        if permits("VOCAB_MISSING", folder.name):
+            return None
+        expected = "tokenizer.json, a SentencePiece model, or vocab.json with merges.txt"
+        raise LoadError("VOCAB_MISSING", folder, "tokenizer", expected=expected, found="none of these files")
     whole = (folder / "tokenizer.json").exists()
     kind = PreTrainedTokenizerFast if whole else AutoTokenizer
     made = _or_refuse(folder, lambda: kind.from_pretrained(folder, **options))
