@@ -59,8 +59,14 @@ PROMPT_FAULTS = [
     _solve("no-substitution", "for (int j = 0; j < t; ++j) sum =", "for (int j = 0; j + 1 < t; ++j) sum ="),
     _solve(
         "rows-decay-with-the-token-itself",
-        "key[c] = d < DK ? k[at] : 0.0f, log[c] = 0.0f;",
-        "key[c] = d < DK ? k[at] : 0.0f, log[c] = d < DK ? g[at] : 0.0f;",
+        *within(
+            """exp(log[c]) * k[at] : 0.0f;
+          with_key = fma(key[c], other, with_key);
+          with_query = fma(query[c], other, with_query);
+          log[c] += d < DK ? g[at]""",
+            "exp(log[c])",
+            "exp(log[c] + g[at])",
+        ),
         of_rows=True,
     ),
     _solve(

@@ -233,7 +233,11 @@ FAULTS = [
     _embedding(
         "scale-before-rounding", "float(T(known ? d", "float((known ? d", EmbeddingCase(scale=33.941125, format="f32")
     ),
-    _embedding("last-column-dropped", "k + j < args.hidden", "k + j + 1 < args.hidden", EmbeddingCase()),
+    _embedding(
+        "last-column-dropped",
+        *within("k + j < args.hidden; ++j)\n    out[j] = T(", "k + j", "k + j + 1"),
+        EmbeddingCase(hidden=65),
+    ),
     _embedding("row-of-id-0", "inside ? given :", "inside && given > 1 ? given :", EmbeddingCase(vocab=2)),
     _embedding(
         "factor-rounded", "args.scale * float(T(", "float(T(args.scale)) * float(T(", EmbeddingCase(scale=33.941125)

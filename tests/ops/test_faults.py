@@ -51,7 +51,6 @@ def plain(text: str) -> list[str]:
     return re.sub(r"//[^\n]*", "", text).split()
 
 
-@pytest.mark.tier("kernels")
 def test_renaming_locals_moves_no_fault() -> None:
     for fault in [*FAULTS, *OF_SAMPLING]:
         path = shader(fault.file or fault.kernel)
