@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch
 import torch_foundry
 from tests.hf.tiny_models import padded, shared
 from torch_foundry.core import devices, runtime
+from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.kvcache import view
+from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.kvcache.view import KVView
 from torch_foundry.quant.kv import pack_rows, unpack_rows
 from torch_foundry.testing import reference
@@ -85,6 +88,33 @@ def test_packed_keys_and_values_are_unpacked_once() -> None:
     _assert_right(y, q, *(unpack_rows(x, f, q.dtype) for x, f in zip(stored, ("q8_0", "q4_0"), strict=True)))
 
 
+def _pages(x: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """The first row of x [B, heads, 48, columns] in pages of 16 tokens, of which page i is number `order[i]`."""
+    pages = torch.full((4, x.shape[1], 16, x.shape[3]), torch.nan).to(x.dtype)
+    pages[order] = x[0].unflatten(1, (3, 16)).transpose(0, 1)
+    return pages
+
+
+@pytest.mark.parametrize("formats", [PLAIN, ("q8_0", "q4_0")], ids=str)
+def test_a_row_in_pages_whose_length_the_host_knows(formats: Formats) -> None:
+    q, k, v = (x[:1] for x in _given(19, 48, torch.float16))
+    stored = [pack_rows(x, f) if f else x for x, f in zip((k, v), formats, strict=True)]
+    seen = [unpack_rows(x, f, q.dtype) if f else x for x, f in zip(stored, formats, strict=True)]
+    pages = [_pages(x, [2, 0, 3]) if not f else x[0].unflatten(1, (3, 16)).transpose(0, 1).contiguous()
+             for x, f in zip(stored, formats, strict=True)]  # fmt: skip
+    table = torch.tensor([[0, 1, 2] if formats[0] else [2, 0, 3]], dtype=torch.int32)
+    rows = torch.tensor([[26, 19]], dtype=torch.int32)
+    given: dict[str, Any] = {"rows": rows, "block_table": table, "formats": formats}
+    y, launches = _launched(lambda: KVView(*pages, 45, 26, exact=True, **given).attend(q, scale=0.2))
+    assert launches == 0
+    _assert_right(y, q, *(x[:, :, :45] for x in seen))
+    same, launches = _launched(lambda: KVView(*pages, 48, **given).attend(q, scale=0.2))  # a bound
+    assert launches > 0
+    _assert_right(same, q, *(x[:, :, :45] for x in seen))
+    _, launches = _launched(lambda: KVView(*pages, 45, 26, exact=True, **given).attend(q, scale=0.2, window=44))
+    assert launches > 0  # ours reads no more than the window
+
+
 @pytest.mark.parametrize(
     "why", ["few queries", "few keys", "float32", "softcap", "sinks", "wide", "values", "step", "mask too large"]
 )
@@ -125,3 +155,28 @@ def test_whole_models(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
     real = given["attention_mask"].bool()
     assert (found.logits - exact)[real].norm() <= 2 * (rounded - exact)[real].norm()
+
+
+@torch.no_grad()
+def test_prompts_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that read long texts aren't captured, so the host knows how long they are."""
+    by_torch, calls = view.torch_attention, []
+    monkeypatch.setattr(view, "torch_attention", lambda *given, **more: calls.append(1) or by_torch(*given, **more))
+    model = torch_foundry.patch(copy.deepcopy(shared("llama")).to(torch.bfloat16))
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(3, model.config.vocab_size, (6, 90), generator=generator).tolist()
+
+    def answers() -> list[list[int]]:
+        engine = Engine(model, requests=1, blocks=16, budget=32)
+        streams = [engine.submit(text, SamplingParams(max_tokens=3, temperature=0)) for text in texts]
+        engine.run()
+        return [stream.tokens for stream in streams]
+
+    assert len(answers()) == len(texts) and 0 < len(calls) < len(texts) * 3 * 2, "as such steps come often"
+    calls.clear()
+    monkeypatch.setattr(type(devices.HOST), "captured_keys", 32)
+    for text, answer in zip(texts, answers(), strict=True):
+        ids = torch.tensor([text])
+        logits = model(ids).logits[0, -1].float()
+        assert logits[answer[0]] >= logits.max() - 0.1 * logits.std()
+    assert len(calls) >= len(texts) * 2 * 2  # of each text's steps all but the first, in two layers

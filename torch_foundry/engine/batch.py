@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ class Group:
     """Rows of the same number of tokens, side by side in a step: of different sequences, or parts of one.
 
     first: of its tokens among all of the step. rows: int32 [B, 2], where the first one lies and how many there are.
-    table: int32 [B, blocks]. positions: int32 [B, L].
+    table: int32 [B, blocks]. positions: int32 [B, L]. start: place of the first token of a row that is the only one and
+    full, as it was filled last.
     """
 
     first: int
@@ -35,6 +36,7 @@ class Group:
     rows: Tensor
     table: Tensor
     positions: Tensor
+    start: int | None = None
 
     @property
     def tokens(self) -> slice:
@@ -152,6 +154,7 @@ class Batch:
         begun: dict[int, int] = {}  # where the states of a sequence are
         self._places = {}
         for group, parts in zip(self.groups, groups, strict=True):
+            group.start = parts[0].start if group.batch == 1 and len(parts[0].ids) == group.length else None
             for i, part in enumerate(parts, row):
                 start, count, at = part.start, len(part.ids), group.first + (i - row) * group.length
                 numbers, shift = range(start, start + count), part.sequence.shift
@@ -204,8 +207,10 @@ class Batch:
     def _copy(self, to: Tensor, values: Tensor) -> None:
         to.copy_(values, non_blocking=devices.of(to.device).overlaps_copies)
 
-    def view(self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor]) -> GroupedView | StateView:
-        """Where the step's keys and values, or states, lie in a layer of the cache."""
+    def view(
+        self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor], *, exact: bool
+    ) -> GroupedView | StateView:
+        """Where the step's keys and values, or states, lie in a layer of the cache. exact: as it was filled last."""
         if isinstance(slot, PooledStates):
             assert self.states is not None
             return slot.view(self.states, max(group.length for group in self.groups))
@@ -214,6 +219,11 @@ class Batch:
             KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)
             for g in self.groups
         ]
+        if exact:
+            views = [
+                view if g.start is None else replace(view, kv_len=g.start + g.length, start=g.start, exact=True)
+                for view, g in zip(views, self.groups, strict=True)
+            ]
         return GroupedView(self.groups, views, join, self._positions)
 
     def tokens(self, parts: Sequence[ScheduledSequence], wanted: bool = False) -> Tensor | slice:

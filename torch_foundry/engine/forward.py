@@ -79,7 +79,7 @@ class PagedStep:
     def states(self, graph: SegmentedGraph | None = None) -> list[GroupedView | StateView]:
         """See `StepInputs`."""
         join = torch.cat if graph is None else graph.join
-        return [self.inputs.view(slot, join) for slot in self.cache.used]
+        return [self.inputs.view(slot, join, exact=graph is None) for slot in self.cache.used]
 
     def gemm(self, graph: SegmentedGraph | None = None) -> Gemm:
         """See `StepInputs`."""
@@ -124,7 +124,8 @@ class Forward:
         self._requests = requests
         self._met: Counter[Hashable] = Counter()  # steps with prompts
         self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
-        self._prompts = devices.of(self.plan.device).prompt_tokens
+        device = devices.of(self.plan.device)
+        self._prompts, self._keys = device.prompt_tokens, device.captured_keys
         self._piece = MAX_GEMV_ROWS if batch_invariant else PIECE
         self._refused: Any = None  # the model as it was when a step could not be captured
         self._last: StepGraph[PagedStep] | None = None  # the last step, if it was captured and of single tokens
@@ -243,7 +244,7 @@ class Forward:
         mixed = any(plan.layer.experts is not None for plan in self.plan.layers)
         if tokens > EXPERTS and (mixed or any(mixer.by_heads for mixer in self.plan.mixers)):
             return False
-        longest = max(len(self.cache.manager.table(part.id)) for part in parts)
+        longest, block_size = max(len(self.cache.manager.table(part.id)) for part in parts), self.cache.manager.block_size
         if longest > self._width:
             self._width = min(power_of_two(longest), self.cache.manager.blocks)
             self.graphs.drop(self)
@@ -255,7 +256,7 @@ class Forward:
             return True
         padded = 2 * sum(len(part.ids) for part in parts) < tokens > self._prompts // 2
         others = sum(self._bytes(own) for own in self.graphs.of(self) if not of_prompts(own))
-        if tokens > self._prompts or padded or room < others:
+        if tokens > self._prompts or padded or room < others or 0 < self._keys <= longest * block_size:
             return False
         self._met[sizes] += 1
         return self._met[sizes] >= OFTEN

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
@@ -23,6 +24,7 @@ Heads = Mapping[str, Any]  # head_dim, and what becomes of heads, as in `ops.rop
 MASK_COST = 4  # torch's attention with a mask is faster than ours from so many times as many keys on
 WIDEST = 256  # head_dim: for wider ones torch stores all scores
 MASKED = 1 << 26  # elements of the mask that a window needs: what is larger costs more than our kernel does
+PLANNED = 8192  # tokens of a text from which on it is worth the 50 ms that cuDNN takes to plan for a new length
 
 
 class KVStep(Protocol):
@@ -71,7 +73,7 @@ class KVView:
 
     k: Tensor  # [B, Hkv, capacity, D], or pages [P, Hkv, page, D]; packed rows if there is a format
     v: Tensor
-    kv_len: int  # keys that are attended to; a bound where `step` or `rows` says more
+    kv_len: int  # keys that are attended to; a bound where `step` or `rows` says more, unless it is `exact`
     start: int = 0  # place of the first new token
     first: int = 0  # place of the first key that is attended to
     positions: Tensor | None = None  # int32 [B, L]: the new tokens' rows of the rope tables; None: one row a token
@@ -80,6 +82,7 @@ class KVView:
     block_table: Tensor | None = None  # int32 [B, pages]
     padding: Tensor | None = None  # bool [B, tokens]: False for tokens that no query sees
     formats: Formats = PLAIN  # of packed keys and values
+    exact: bool = False  # whether the view is of one row, of which `kv_len` and `start` say what `rows` says
 
     def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Any:
         """See `KVStep`."""
@@ -103,10 +106,11 @@ class KVView:
         """See `KVStep`. Prompts go to torch's own kernels, on devices where those are faster."""
         seen = self._seen(mask, window)
         k, v, window = seen["k_cache"], seen["v_cache"], seen["window"]
-        plain = not softcap and sinks is value_queries is self.step is self.rows is self.block_table is None
+        plain = not softcap and sinks is value_queries is self.step is None
+        plain = plain and (self.rows is self.block_table is None or self.exact and not 0 < window < self.kv_len)
         plain = plain and (self.formats != PLAIN or k.shape[3] == v.shape[3])  # else torch stores all scores
         if plain and _torch_is_faster(q, self.kv_len, mask, window):
-            dense = [decoded(x[:, :, : self.kv_len], f, q.dtype) for x, f in zip((k, v), self.formats, strict=True)]
+            dense = [decoded(self._in_order(x), f, q.dtype) for x, f in zip((k, v), self.formats, strict=True)]
             return torch_attention(q, dense[0], dense[1], mask, scale=scale, window=window)
         return ops.attention(
             q, **seen, scale=scale, softcap=softcap, sinks=sinks,
@@ -137,6 +141,13 @@ class KVView:
             "block_table": self.block_table, "k_format": self.formats[0], "v_format": self.formats[1],
         }  # fmt: skip
 
+    def _in_order(self, stored: Tensor) -> Tensor:
+        """Keys or values that queries attend to, [B, Hkv, kv_len, columns]."""
+        if self.block_table is not None:
+            pages = self.block_table[0, : -(-self.kv_len // stored.shape[2])]
+            stored = stored[pages].transpose(0, 1).flatten(1, 2)[None]
+        return stored[:, :, : self.kv_len]
+
     def exchanged(self) -> KVView:
         """See `KVStep`."""
         return replace(self, k=self.v, v=self.k, formats=self.formats[::-1])
@@ -162,11 +173,19 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, sca
     if mask is None and 0 < window < keys:
         mask = q.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries).triu(keys - queries - window + 1)
     if mask is None:
-        y = F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), scale=scale, enable_gqa=True)
+        y = _causal(q, k, v, scale)
     else:  # torch's kernel for masks wants as many heads of keys as of queries
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return y.transpose(1, 2).flatten(2)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    if queries == keys < PLANNED and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, True)):
+        if q.shape[3] % 8 == 0:  # what torch takes if there are more keys; here it would ask cuDNN
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
+    return F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), scale=scale, enable_gqa=True)
 
 
 @dataclass(frozen=True, slots=True)

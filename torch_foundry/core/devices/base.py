@@ -59,6 +59,7 @@ class Device:
     compiles_ahead = False  # what a model's first token needs is compiled when the model is patched
     graph_budget = 1 << 30  # bytes that captured steps may keep
     prompt_keys = 0  # from so many on torch's attention of a prompt is faster than ours; 0: it never is
+    captured_keys = 0  # from so many on an engine's step that reads a prompt isn't captured, for torch's attention
     step_tokens = 256  # of an engine, at most, if nobody says how many
     prompt_tokens = 128  # of an engine's step, from which on the device takes longer than Python does
 

@@ -27,6 +27,7 @@ class Cuda(Device):
     measured = ("sm_90",)
     graph_budget = 4 << 30
     prompt_keys = 256
+    captured_keys = 4096
     step_tokens = 2048
     prompt_tokens = 1024
 
