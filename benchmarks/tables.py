@@ -202,6 +202,20 @@ def generation(rows: list[Row]) -> list[Cells]:
     return table
 
 
+def turns(rows: list[Row]) -> list[Cells]:
+    """A line for each way to go on with a long conversation: the wait for the first token of a short question."""
+    columns = "first token, ms", "of reading all", "read again, at most", "turns before, ms", "pages, states, MiB"
+    table: list[Cells] = [("model", "format", "context", "way", *columns, "date", "commit")]
+    for r in rows:
+        extra, took = r["extra"], r["times_us"]["median"]
+        share = f"{100 * took / r['stock_times_us']['median']:.1f} %"
+        before = f"{min(extra['turns_ms']):.0f} to {max(extra['turns_ms']):.0f}"
+        memory = f"{extra['pages_mb']}, {extra['states_mb']}"
+        numbers = f"{took / 1e3:.0f}", share, extra["read_again"], before, memory
+        table.append((r["name"], r["format"], r["shape"]["context"], r["way"], *numbers, *_cells(r)))
+    return table
+
+
 def servers(rows: list[Row]) -> list[Cells]:
     """A line for each server and number of requests at a time."""
     columns = "prompt, answer", "tok/s", "first token, ms: median, last", "regret"
@@ -284,6 +298,7 @@ VIEWS: dict[str, Callable[[list[Row]], list[Cells]]] = {
         ops,
         models,
         generation,
+        turns,
         servers,
         training,
         processes,

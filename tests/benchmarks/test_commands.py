@@ -36,6 +36,7 @@ from benchmarks.ops import OPS, cases
 from benchmarks.parity import judge, parity
 from benchmarks.peers import PEERS
 from benchmarks.ways import WAYS
+from tests.engine.test_drafting import steps_of_a_second
 from torch_foundry import ops
 from torch_foundry.cli.loading import UserError
 from torch_foundry.generation.draft_length import DraftLengthController
@@ -404,7 +405,7 @@ def test_bench_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_bench_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that repeats itself as often as was asked for, with drafts and without."""
-    monkeypatch.setattr(DraftLengthController, "pays", lambda *_: True)  # whatever steps take on this machine
+    steps_of_a_second(monkeypatch)
     few = [*FEW, "--formats", "f32", "--networks", "repeating,random", "--prompt", "128", "--max-tokens", "90"]
     few += ["--concurrent", "2"]
     assert bench_speculation.main([*few, "--iterations", "1", "--holds", "1,0.8", "--out", str(tmp_path)]) == 0

@@ -244,9 +244,10 @@ class Forward:
         mixed = any(plan.layer.experts is not None for plan in self.plan.layers)
         if tokens > EXPERTS and (mixed or any(mixer.by_heads for mixer in self.plan.mixers)):
             return False
-        longest, block_size = max(len(self.cache.manager.table(part.id)) for part in parts), self.cache.manager.block_size
+        manager = self.cache.manager
+        longest = max(len(manager.table(part.id)) for part in parts)
         if longest > self._width:
-            self._width = min(power_of_two(longest), self.cache.manager.blocks)
+            self._width = min(power_of_two(longest), manager.blocks)
             self.graphs.drop(self)
         budget = self.graphs.budget(self.plan.device)
         room = budget - self._bytes(sizes)
@@ -256,7 +257,7 @@ class Forward:
             return True
         padded = 2 * sum(len(part.ids) for part in parts) < tokens > self._prompts // 2
         others = sum(self._bytes(own) for own in self.graphs.of(self) if not of_prompts(own))
-        if tokens > self._prompts or padded or room < others or 0 < self._keys <= longest * block_size:
+        if tokens > self._prompts or padded or room < others or 0 < self._keys <= longest * manager.block_size:
             return False
         self._met[sizes] += 1
         return self._met[sizes] >= OFTEN

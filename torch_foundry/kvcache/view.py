@@ -107,7 +107,7 @@ class KVView:
         seen = self._seen(mask, window)
         k, v, window = seen["k_cache"], seen["v_cache"], seen["window"]
         plain = not softcap and sinks is value_queries is self.step is None
-        plain = plain and (self.rows is self.block_table is None or self.exact and not 0 < window < self.kv_len)
+        plain = plain and (self.rows is self.block_table is None or (self.exact and not 0 < window < self.kv_len))
         plain = plain and (self.formats != PLAIN or k.shape[3] == v.shape[3])  # else torch stores all scores
         if plain and _torch_is_faster(q, self.kv_len, mask, window):
             dense = [decoded(self._in_order(x), f, q.dtype) for x, f in zip((k, v), self.formats, strict=True)]
@@ -181,10 +181,12 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, sca
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    queries, keys = q.shape[2], k.shape[2]
-    if queries == keys < PLANNED and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, True)):
-        if q.shape[3] % 8 == 0:  # what torch takes if there are more keys; here it would ask cuDNN
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
+    queries, keys, columns = q.shape[2], k.shape[2], q.shape[3]
+    by_cudnn = (
+        queries == keys and columns % 8 == 0 and can_use_flash_attention(SDPAParams(q, k, v, None, 0, True, True))
+    )
+    if by_cudnn and queries < PLANNED:  # by what torch takes if there are more keys
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
     return F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), scale=scale, enable_gqa=True)
 
 
