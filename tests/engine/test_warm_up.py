@@ -63,8 +63,8 @@ def test_steps_that_read_prompts_are_captured(
     monkeypatch.setattr(forward, "_eager", lambda *args: pytest.fail("launched by Python"))
     first = engine.submit([5] * 100, SamplingParams(max_tokens=20, temperature=0))
     engine.step()
-    for length in (30, 61) if requests > 1 else ():
-        engine.submit([6] * length, SamplingParams(max_tokens=1, temperature=0)).result()
+    for length in (30, 61, 100) if requests > 1 else ():
+        engine.submit([length] * length, SamplingParams(max_tokens=1, temperature=0)).result()
     first.result()
     assert engine._decoder.captured == captured
 

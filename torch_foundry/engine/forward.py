@@ -257,7 +257,8 @@ class Forward:
             return True
         padded = 2 * sum(len(part.ids) for part in parts) < tokens > self._prompts // 2
         others = sum(self._bytes(own) for own in self.graphs.of(self) if not of_prompts(own))
-        if tokens > self._prompts or padded or room < others or 0 < self._keys <= longest * manager.block_size:
+        pieces, length = sizes[-1]
+        if pieces * length > self._prompts or padded or room < others or 0 < self._keys <= longest * manager.block_size:
             return False
         self._met[sizes] += 1
         return self._met[sizes] >= OFTEN

@@ -44,7 +44,7 @@ def _read(engine: Engine, ids: list[int], beside: int) -> None:
 
     beside: tokens that the same steps generate.
     """
-    most = min(devices.of(engine.model.device).prompt_tokens, engine.limit, engine.scheduler.budget) - beside
+    most = min(devices.of(engine.model.device).prompt_tokens, engine.limit, engine.scheduler.budget - beside)
     for length in (PIECE << i for i in range(most.bit_length()) if PIECE << i <= most):
         for turn in range(OFTEN):
             began = time.perf_counter()

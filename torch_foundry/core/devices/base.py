@@ -61,7 +61,7 @@ class Device:
     prompt_keys = 0  # from so many on torch's attention of a prompt is faster than ours; 0: it never is
     captured_keys = 0  # from so many on an engine's step that reads a prompt isn't captured, for torch's attention
     step_tokens = 256  # of an engine, at most, if nobody says how many
-    prompt_tokens = 128  # of an engine's step, from which on the device takes longer than Python does
+    prompt_tokens = 128  # of prompts in an engine's step, beyond which the device takes longer than Python does
 
     def builds(self) -> bool:
         """Whether the extension is built with the executor on this machine."""
