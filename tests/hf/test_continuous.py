@@ -23,13 +23,12 @@ from torch_foundry.kvcache import view
 
 pytestmark = pytest.mark.usefixtures("quiet")
 PROMPTS = [ids(1, length, seed=length)[0].tolist() for length in (12, 5, 40, 1, 20)]
-PAGE = "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"  # transformers 5.17
 
 
 def generated(model: Any, *, page: int = 16, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[list[int]]:
     """Twenty tokens each; prompts go in pieces of at most 24 tokens, beside those that generate."""
     settings = GenerationConfig(max_new_tokens=20, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    given = {"num_blocks": 640 // page, "max_batch_tokens": 24, PAGE: page, **options}
+    given = {"num_blocks": 640 // page, "max_batch_tokens": 24, "page_size": page, **options}
     memory = ContinuousBatchingConfig(**given)  # the default takes most of what there is
     outputs = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=memory)
     assert len(outputs) == len(prompts) and all(len(o.generated_tokens) == 20 for o in outputs.values())

@@ -98,7 +98,7 @@ def test_any_sequence_of_calls(window: int | None, fused: bool, formats: Formats
             step(1 + pick(4) + (70 if action == 0 else 0))
             if recording:  # as in generation: each step ends with a crop
                 back = -pick(2)
-                theirs.crop(back), ours.crop(torch.tensor(back))  # of which transformers 5.17 keeps a count
+                theirs.crop(back), ours.crop(torch.tensor(back))
         elif action == 6 and window is None:
             back = -pick(3)
             if theirs.get_seq_length() > 3:

@@ -8,9 +8,6 @@ transformers' own `update`, and attended to with its mask.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,11 +22,11 @@ from torch_foundry.kvcache.view import Heads, KVView, Rope
 from torch_foundry.models.attention_spec import AttentionSpec
 from torch_foundry.models.guards import mask_reason
 
-# what transformers 5.17 to 5.23 hand down with their cache; a table of blocks comes with flash attention alone
+# what transformers hands down with its cache; a table of blocks comes with flash attention alone
 ARGUMENTS = frozenset(
     {
         "cache", "cu_seq_lens_k", "cu_seq_lens_q", "is_causal", "logits_indices", "logits_processor_args",
-        "max_length_k", "max_length_q", "max_seqlen_k", "max_seqlen_q", "read_index", "write_index",
+        "max_length_k", "max_length_q", "read_index", "write_index",
     }
 )  # fmt: skip
 ATTENTION = frozenset({"sdpa", "eager", "paged|sdpa", "paged|eager"})
@@ -66,16 +63,10 @@ class Continuous:
         index = spec.layer_idx
         cache = self.cache = arguments["cache"]
         try:  # nothing of this is public
-            if hasattr(cache, "layer_to_allocator"):
-                allocator = cache.layer_to_allocator[index]
-                self.group, self.page = allocator.index, allocator.tokens_per_page
-                self.stride, self.full = allocator.block_physical_stride, cache.cache_allocators.get(FULL) is allocator
-                self.memory: tuple[Tensor, Tensor] = allocator._kv_token_views[index]
-            else:  # transformers 5.17
-                self.group, at = cache.layer_index_to_group_indices[index]
-                self.page = self.stride = cache.block_size
-                self.full = cache.sliding_windows[index] == 1
-                self.memory = cache.key_cache[at], cache.value_cache[at]
+            allocator = cache.layer_to_allocator[index]
+            self.group, self.page = allocator.index, allocator.tokens_per_page
+            self.stride, self.full = allocator.block_physical_stride, cache.cache_allocators.get(FULL) is allocator
+            self.memory: tuple[Tensor, Tensor] = allocator._kv_token_views[index]
         except (AttributeError, KeyError):
             raise Fallback(f"cache is {type(cache).__name__}") from None
 
@@ -154,13 +145,7 @@ class Continuous:
         keys = q.new_empty(1, k.shape[2] // head_dim, q.shape[1], head_dim)
         values = torch.empty_like(keys)
         q = KVView(keys, values, q.shape[1]).write(q, k, v, rope, head_dim=head_dim, **norms)
-        given, update = self.arguments, self.cache.update
-        if _takes_all(type(self.cache).update):
-            self._seen = update(keys, values, self.index, dict(given))
-        else:  # before transformers 5.19
-            places = {name: given[name] for name in ("read_index", "write_index")}
-            keys, values = update(keys, values, self.index, **places)
-            self._seen = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        self._seen = self.cache.update(keys, values, self.index, dict(self.arguments))
         return q
 
     def _pages(self, memory: Tensor) -> Tensor:
@@ -182,9 +167,8 @@ class Continuous:
         given, page, stride = self.arguments, self.page, self.stride
         write = given["write_index"][self.group].long()
         read = given["read_index"][self.group].long()
-        longest = given.get("max_length_q", given.get("max_seqlen_q"))
-        bound = int(_of_full(given.get("max_length_k", given.get("max_seqlen_k"))))
-        ends_q, ends_k = of.long(), _of_full(given["cu_seq_lens_k"]).long()
+        longest, bound = given["max_length_q"], int(given["max_length_k"][FULL])
+        ends_q, ends_k = of.long(), given["cu_seq_lens_k"][FULL].long()
         if not read.numel():  # every request begins: what is written is all there is
             read, ends_k = write, ends_q
         # a sequence's places are those of its tokens in their order, so each page's first says where that is
@@ -195,16 +179,6 @@ class Continuous:
         runs = [(0, 0, len(write), 1)] if longest == 1 and len(new) == len(write) else _runs(ends_q.tolist())
         slots = torch.stack([write % stride, torch.ones_like(write)], 1)
         return Step(of, self.index, (write // stride)[:, None].int(), slots.int(), table.int(), rows.int(), runs, bound)
-
-
-@functools.cache
-def _takes_all(update: Callable[..., Any]) -> bool:
-    return "kwargs" in inspect.signature(update).parameters
-
-
-def _of_full(argument: Any) -> Any:
-    """Transformers 5.17 gives no dict to models with one kind of layer."""
-    return argument[FULL] if isinstance(argument, dict) else argument
 
 
 def _runs(ends: list[int]) -> list[tuple[int, int, int, int]]:

@@ -13,13 +13,11 @@ from torch_foundry.kvcache.formats import PLAIN, Formats, packed, row_width
 from torch_foundry.kvcache.view import KVView
 
 
-def removed(tokens_to_remove: int, length: int) -> int:
-    """How many of `length` tokens `crop(tokens_to_remove)` means. Positive numbers are refused by transformers, but for
-    5.17: there so many tokens stay."""
+def removed(tokens_to_remove: int) -> int:
+    """How many tokens `crop(tokens_to_remove)` means. Raises transformers' own error for a number above 0."""
     if tokens_to_remove > 0:
         DynamicLayer().crop(tokens_to_remove)
-        tokens_to_remove = min(tokens_to_remove - length, 0)
-    return -int(tokens_to_remove)  # 5.17 gives a tensor
+    return -int(tokens_to_remove)  # a tensor will do
 
 
 class Buffered(KVLayer, DynamicLayer):
@@ -177,7 +175,7 @@ class Buffered(KVLayer, DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -`tokens_to_remove` tokens."""
-        tokens = removed(tokens_to_remove, self.get_seq_length())
+        tokens = removed(tokens_to_remove)
         if tokens and self.is_initialized:
             self._keys.drop_last(tokens)
             self._values.drop_last(tokens)
@@ -212,11 +210,11 @@ class Buffered(KVLayer, DynamicLayer):
         return KVView(k, v, k.shape[2], formats=self.formats, **where)
 
     def checkpoint(self) -> tuple[int, ...]:
-        """See `KVLayer`."""
+        """See `CacheLayer`."""
         return self.is_initialized, *self._keys.checkpoint(), *self._values.checkpoint()
 
     def rollback(self, to: tuple[int, ...]) -> None:
-        """See `KVLayer`."""
+        """See `CacheLayer`."""
         self.is_initialized = bool(to[0])
         self._keys.rollback(to[1:3])  # type: ignore[arg-type]
         self._values.rollback(to[3:5])  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
                 "crop: the layer does not track past states, and the sliding window was full already; "
                 "call activate_past_recording first"
             )
-        tokens = removed(tokens_to_remove, seen)
+        tokens = removed(tokens_to_remove)
         if behind and self._keys.length - tokens < min(seen - tokens, window):
             raise RuntimeError(
                 f"crop: of {seen} tokens the last {self._keys.length} are stored; {tokens} less would leave "

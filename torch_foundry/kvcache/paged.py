@@ -107,7 +107,7 @@ class PagedLayer(KVLayer, DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -`tokens_to_remove` tokens."""
-        self.length = max(self.length - removed(tokens_to_remove, self.length), 0)
+        self.length = max(self.length - removed(tokens_to_remove), 0)
         self._cache.trim()
 
     def checkpoint(self) -> tuple[int, ...]:

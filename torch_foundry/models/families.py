@@ -38,7 +38,7 @@ from torch_foundry.models.family import (
 from torch_foundry.models.layer_norm_families import LAYER_NORM_FAMILIES
 from torch_foundry.models.swap import base_class
 
-TESTED_VERSIONS = ((5, 17), (5, 23))  # of transformers, first and last
+TESTED_VERSIONS = ((5, 21), (5, 23))  # of transformers, first and last
 
 # What is known of a class, by its `class_key`; filled by `register`.
 FAMILIES: dict[str, Family] = {}  # decoder layers
