@@ -48,7 +48,7 @@ def modules_not_replaced(
             visit(f"{name}.{child}" if name else child, inner, isinstance(module, nn.ModuleList))
 
     visit("", model, False)
-    return not_replaced | {name: why for name, why in layers.items() if name not in not_replaced}
+    return {**not_replaced, **layers}
 
 
 def _by_python(module: nn.Module, cls: type, mixin: type, replaced: Container[int]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.families import FAMILIES, norm_kind
 from torch_foundry.models.family import MLPS, Family, MLPNames, class_key
-from torch_foundry.models.guards import derived_reason, differentiable_reason, epsilon, weight_reason
+from torch_foundry.models.guards import derived_reason, epsilon, tensor_reason, weight_reason
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.spec import require
 from torch_foundry.models.state import ModelState, Plan
@@ -68,7 +68,7 @@ class TrainedMixin(FoundryModule):
 
 def check(x: torch.Tensor) -> None:
     """Raise Fallback unless ops with a backward run on `x`."""
-    if reason := differentiable_reason(x):
+    if reason := tensor_reason(x, differentiable=True):
         raise Fallback(reason)
 
 
@@ -105,7 +105,7 @@ def trained_norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
     check(x)
     if reason := weight_reason((norm.parameters,), x.dtype):
         raise Fallback(reason)
-    return norm(x if x.stride(-1) == 1 and x.dim() <= 4 else x.contiguous())
+    return norm(_rows(x))
 
 
 # ----------------------------------------------------------------------------------------------------------------- MLPs
@@ -139,7 +139,7 @@ class TrainedMLPMixin(TrainedMixin):
         gate, up = first if len(first) == 2 else first[0].chunk(2, dim=-1)
         found: torch.Tensor
         if (
-            differentiable_reason(gate)
+            tensor_reason(gate, differentiable=True)
             or type(up) is not torch.Tensor
             or (gate.dtype, gate.shape) != (up.dtype, up.shape)
         ):
@@ -248,7 +248,7 @@ def _rotates(x: Any, cos: Any, sin: Any) -> bool:
     tables = (cos, sin)
     return (
         isinstance(x, torch.Tensor)
-        and differentiable_reason(x) is None
+        and tensor_reason(x, differentiable=True) is None
         and x.dim() == 4
         and x.stride(-1) == 1
         and all(

@@ -15,7 +15,7 @@ from transformers.utils import output_capturing
 from torch_foundry.core.runtime import has_executor
 from torch_foundry.nn.packing import KERNEL_DTYPES
 
-# transformers' own recorders, installed for good by the first output_hidden_states=True
+# the hook of transformers' own recorders, installed for good by the first output_hidden_states=True
 RECORDER = f"{output_capturing.__name__}.install_output_capuring_hook.<locals>.output_capturing_hook"
 # implementations whose masks are 4D tensors, or None for "causal"
 ATTENTION = frozenset({"sdpa", "eager"})
@@ -23,47 +23,31 @@ ATTENTION = frozenset({"sdpa", "eager"})
 NUMBERS = ("eps", "variance_epsilon", "scaling")
 
 
-def tensor_reason(x: torch.Tensor) -> str | None:
-    """Why kernels may not run on `x`; None if they may."""
+def tensor_reason(x: torch.Tensor, *, differentiable: bool = False) -> str | None:
+    """Why kernels may not run on `x`; None if they may. differentiable: as of `device_reason`."""
     if type(x) is not torch.Tensor:
         return f"input is a {type(x).__name__}"
     if not x.numel():
         return "empty input"
-    return device_reason(x.dtype, x.device.type)
+    return device_reason(x.dtype, x.device.type, differentiable=differentiable)
 
 
-def device_reason(dtype: torch.dtype, kind: str) -> str | None:
-    """Why kernels may not run on tensors of `dtype` on a device of this kind; None if they may."""
+def device_reason(dtype: torch.dtype, kind: str, *, differentiable: bool = False) -> str | None:
+    """Why kernels may not run on tensors of `dtype` on a device of this kind; None if they may.
+
+    differentiable: by ops with a backward, which stand for what autocast leaves the inputs of as they are.
+    """
     if dtype not in KERNEL_DTYPES:
         return f"dtype {str(dtype).removeprefix('torch.')}"
     if not has_executor(kind):
         return f"no executor for device {kind}"
-    if kind != "meta" and torch.is_autocast_enabled(kind):
+    if kind != "meta" and not differentiable and torch.is_autocast_enabled(kind):
         return "autocast"
-    return transform_reason()
-
-
-def transform_reason() -> str | None:
-    """What is done to calls that kernels can't be part of; None if nothing."""
     if torch.jit.is_tracing():
         return "tracing"
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return "torch.func (vmap, grad ...) or derivatives in forward mode"
     return None
-
-
-def differentiable_reason(x: torch.Tensor) -> str | None:
-    """Why ops with a backward may not take the place of stock code on `x`; None if they may. Autocast leaves the inputs
-    of what they stand for as they are."""
-    if type(x) is not torch.Tensor:
-        return f"input is a {type(x).__name__}"
-    if not x.numel():
-        return "empty input"
-    if x.dtype not in KERNEL_DTYPES:
-        return f"dtype {str(x.dtype).removeprefix('torch.')}"
-    if not has_executor(x.device.type):
-        return f"no executor for device {x.device.type}"
-    return transform_reason()
 
 
 def derived_reason(module: Any) -> str | None:
@@ -80,8 +64,8 @@ def epsilon(norm: Any) -> float:
     return float(getattr(norm, "eps", getattr(norm, "variance_epsilon", 1e-5)))
 
 
-class Epsilons:
-    """The eps of norms among some modules and the scale of attention, which plans and launches have as numbers."""
+class Numbers:
+    """The `NUMBERS` of some modules, which plans and launches have as they were."""
 
     __slots__ = ("_owners", "_seen")
 
@@ -91,7 +75,7 @@ class Epsilons:
         self._seen = self._now()
 
     def _now(self) -> list[Any]:
-        return [eps for get, owners in self._owners for eps in map(get, owners)]
+        return [number for get, owners in self._owners for number in map(get, owners)]
 
     def changed(self) -> bool:
         """Whether one has been given another."""
@@ -101,7 +85,7 @@ class Epsilons:
 class CallGuard:
     """The submodules of a layer as they were when its plan was made."""
 
-    __slots__ = ("_entries", "epsilons")
+    __slots__ = ("_entries", "numbers")
 
     def __init__(self, layer: nn.Module) -> None:
         entries = []
@@ -111,7 +95,7 @@ class CallGuard:
                 group = layer.get_submodule(parent)._modules
                 own = module.__dict__.get("forward")  # that of tensor parallelism, if it is understood
                 entries.append((group, leaf, module, type(module), module.__dict__, own, name))
-        self._entries, self.epsilons = tuple(entries), Epsilons(layer.modules())
+        self._entries, self.numbers = tuple(entries), Numbers(layer.modules())
 
     def changed(self) -> str | None:
         """Why a submodule may compute something else than planned (replaced, hooked ...); None if nothing changed."""
@@ -120,20 +104,17 @@ class CallGuard:
         for group, leaf, module, cls, attributes, own, name in self._entries:
             if group.get(leaf) is not module or module.__class__ is not cls:
                 return f"{name} was replaced"
-            if attributes["_forward_hooks"] and _foreign_hooks(attributes["_forward_hooks"]):
-                return f"forward hook on {name}"
-            if attributes["_forward_pre_hooks"]:
+            hooks = attributes["_forward_hooks"]
+            if attributes["_forward_pre_hooks"] or (hooks and not all(map(is_recorder, hooks.values()))):
                 return f"forward hook on {name}"
             if attributes.get("forward") is not own:
                 return f"forward of {name} was replaced"
         return None
 
 
-def _foreign_hooks(hooks: dict[int, Any]) -> bool:
-    for hook in hooks.values():
-        if f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}" != RECORDER:
-            return True
-    return False
+def is_recorder(hook: Any) -> bool:
+    """Whether that is all that a forward hook does: nothing, while nothing is recorded."""
+    return f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}" == RECORDER
 
 
 def recording_reason() -> str | None:

@@ -44,8 +44,8 @@ class LayerPlan(Plan):
         self.names = tuple(inspect.signature(stock.forward).parameters)[2:]  # of arguments behind the hidden states
 
     def outdated(self) -> bool:
-        """Whether another has to be made: shards have been replaced, or norms have another eps."""
-        return self.shards.changed() or self.watch.epsilons.changed()
+        """Whether another has to be made: shards have been replaced, or modules have other `NUMBERS`."""
+        return self.shards.changed() or self.watch.numbers.changed()
 
     @property
     def place(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_foundry.models.guards import epsilon
 from torch_foundry.models.weights import Gemm, Linear, Norm
 
 NAME = "mtp"  # of the module in the decoder
@@ -26,9 +27,8 @@ class MTPInput(nn.Module):
     def __init__(self, norm: nn.Module, hidden_size: int) -> None:
         """norm: the decoder's last, whose class and eps the two have."""
         super().__init__()
-        eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 1e-6)))
         kind: Any = type(norm)
-        self.norm_embedding, self.norm_hidden = kind(hidden_size, eps=eps), kind(hidden_size, eps=eps)
+        self.norm_embedding, self.norm_hidden = (kind(hidden_size, eps=epsilon(norm)) for _ in range(2))
         self.fc_embedding = nn.Linear(hidden_size, hidden_size, bias=False)
         self.fc_hidden = nn.Linear(hidden_size, hidden_size, bias=False)
 

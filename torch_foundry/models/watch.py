@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from torch_foundry.models.guards import RECORDER, Epsilons
+from torch_foundry.models.guards import Numbers, is_recorder
 
 _VALUES: Any = dict.values
 _TRAINING = itemgetter("training")
@@ -21,7 +21,7 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class ModuleGuard:
-    """Some modules as they are: their classes, children, tensors, eps of norms, hooks and methods.
+    """Some modules as they are: their classes, children, tensors, numbers, hooks and methods.
 
     Changing a tensor's values in place (as merging an adapter does) is no change, because a graph reads them at each
     replay. The check runs before every replay, in C as far as possible: about 3 µs per decoder layer.
@@ -43,7 +43,7 @@ class ModuleGuard:
         owned = self._now()
         self.tensors = tuple(t for t in owned if isinstance(t, torch.Tensor))
         self._seen = owned, self._addresses()
-        self._epsilons = Epsilons(found)
+        self._numbers = Numbers(found)
 
     def _now(self) -> tuple[Any, ...]:
         return tuple(chain.from_iterable(map(_VALUES, self._owners)))
@@ -63,7 +63,7 @@ class ModuleGuard:
             and all(map(is_, now, owned))
             and all(map(is_, map(type, self.modules), self._classes))
             and self._addresses() == memory
-            and not self._epsilons.changed()
+            and not self._numbers.changed()
             and not any(map(_TRAINING, self._modes))
             and not (root is not None and root.training)
             and self.reason() is None
@@ -83,12 +83,8 @@ class ModuleGuard:
 
     def _hooked(self) -> str | None:
         for module in self._watched():
-            if module._forward_pre_hooks:
+            if module._forward_pre_hooks or not all(map(is_recorder, module._forward_hooks.values())):
                 return type(module).__name__
-            for hook in module._forward_hooks.values():
-                # transformers' recorders do nothing while nothing is captured
-                if f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}" != RECORDER:
-                    return type(module).__name__
         return None
 
     def requires_grad(self) -> bool:
