@@ -29,7 +29,7 @@ class Workload:
     stock: Tensor
 
     def check(self) -> None:
-        """Raise truth.Disagreement unless the first call's result is right, and the same when it is called again."""
+        """Raise `Mismatch` unless the first call's result is right, and the same when it is called again."""
         got = self.calls[0]()
         truth.assert_norm(got.cpu(), self.truth, self.stock)
         if not torch.equal(got, self.calls[0]()):

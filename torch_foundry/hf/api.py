@@ -53,8 +53,8 @@ def patch(
     Decoder layers of known families, embeddings, norms and output layers get another class. Parameters, names, hooks
     and `state_dict` stay as they are, and `unpatch` restores the classes. Whatever the kernels can't do (recorded
     attentions, foreign caches ...) runs the stock code; in training that is of layers, whose norms, MLPs and rotations
-    are ops with a backward. `report(model)` says what was replaced, what was not
-    and why, and how often stock code ran. Patching again replaces modules that were added since.
+    are ops with a backward. `report(model)` says what was replaced, what was not and why, and how often stock code ran.
+    Patching again replaces modules that were added since.
 
     quantize: pack the weights first, as `torch_foundry.quantize(model, quantize)` does. Changes results, and `unpatch`
         does not undo it.
@@ -65,7 +65,7 @@ def patch(
     kv_cache: the format of keys and values in `DynamicCache`s from now on: "q8_0" (8.5 bits a number), "q4_0" (4.5),
         "f16", "bf16" or "f32", or one for each: {"k": ..., "v": ...}. Default: the model's dtype. They are packed when
         they are written and unpacked inside attention, which changes results. A cache that has keys already stays as it
-        is; `kvcache.adopt.new_cache` makes one of any kind.
+        is; `kvcache.hf_cache.new_cache` makes one of any kind.
 
     RuntimeError: this build can't run kernels on the model's device (the message says why). A model on the meta device
     may be patched, so that its weights can be loaded later, but not quantized. ValueError: a bad option.

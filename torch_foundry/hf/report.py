@@ -40,7 +40,7 @@ class Report:
     eager: Counter[str] = field(default_factory=Counter)  # why other steps, or generations, were not -> how often
     tokens: int = 0  # that our own loop generated, per row
     reads: int = 0  # how often it waited for the device to read them
-    speculation: Any = None  # decode.pace.SpeculationStats: what came of prompt lookup and draft models
+    speculation: Any = None  # generation.drafting.SpeculationStats: what came of prompt lookup and draft models
 
     def __str__(self) -> str:
         if not self.swapped:

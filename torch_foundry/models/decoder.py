@@ -32,7 +32,7 @@ Tail = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Graphs(Protocol):
-    """Captured steps, for whoever captures them (`generation.step_graph.GraphCache`)."""
+    """Captured steps, for whoever captures them (`generation.graph_cache.GraphCache`)."""
 
     proven: set[Hashable]
 
@@ -213,11 +213,6 @@ class DecoderModel(ModelPlan):
         if reason := plan.watch.changed():
             raise Fallback(reason)
         return plan
-
-    @property
-    def takes_hidden(self) -> bool:
-        """Whether this is an MTP head's, which sees a hidden state beside each token."""
-        return self._mtp is not None
 
     @property
     def most_positions(self) -> int | None:

@@ -2,7 +2,7 @@
 exact.
 
 `given` are the op's arguments as CPU tensors. The op runs on `device`, everything else on the CPU. Each function raises
-`truth.Disagreement`. Bounds follow from the number of roundings in a correct kernel, not from its results.
+`tolerance.Mismatch`. Bounds follow from the number of roundings in a correct kernel, not from its results.
 """
 
 from __future__ import annotations

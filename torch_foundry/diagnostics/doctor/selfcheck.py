@@ -26,7 +26,7 @@ OTHERS = [name for name in weights.samples() if name not in prebuild.PACKED]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold; `run` raises (truth.Disagreement, if the result is wrong) when it does not."""
+    """One thing that must hold; `run` raises (`Mismatch`, if the result is wrong) when it does not."""
 
     name: str
     run: Callable[[Device], object]
