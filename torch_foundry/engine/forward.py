@@ -25,11 +25,10 @@ from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.outputs import check_around, head_of, logits_of
 from torch_foundry.models.rope import Kind, Table, horizon_for
-from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear
+from torch_foundry.models.weights import EXPERT_TOKENS, ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
 Parts = Sequence[ScheduledSequence]
-EXPERTS = 64  # tokens of a step that experts take one by one, which is what can be captured of them
 TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
 PIECE = 32  # tokens of a prompt in a row
 OFTEN = 4  # times that a step with prompts comes before it is captured, which takes as long as some five without
@@ -86,8 +85,8 @@ class PagedStep:
         if self.batch_invariant or len(self.inputs.ids) <= self.decoder.mixers[0].out.few:
             return ROW_BY_ROW if graph is None else replace(ROW_BY_ROW, call=graph.call)
         if graph is None:
-            return Gemm(Linear.gemm, expert_tokens=EXPERTS)
-        return Gemm(graph.product, expert_tokens=EXPERTS, call=graph.call)
+            return Gemm(Linear.gemm, expert_tokens=EXPERT_TOKENS)
+        return Gemm(graph.product, expert_tokens=EXPERT_TOKENS, call=graph.call)
 
     def run(self) -> Tensor:
         """The last norm's result [T, hidden], launched from Python."""
@@ -242,7 +241,7 @@ class Forward:
         """Whether to capture a step of these sizes, or to replay it."""
         tokens = sum(batch * length for batch, length in sizes)
         mixed = any(plan.layer.experts is not None for plan in self.plan.layers)
-        if tokens > EXPERTS and (mixed or any(mixer.by_heads for mixer in self.plan.mixers)):
+        if tokens > EXPERT_TOKENS and (mixed or any(mixer.by_heads for mixer in self.plan.mixers)):
             return False
         manager = self.cache.manager
         longest = max(len(manager.table(part.id)) for part in parts)

@@ -32,7 +32,7 @@ class CacheLayers:
         self.slots = [part for layer in self._layers.values() for part in layer.parts]
         self.memory: list[tuple[torch.Tensor, ...]] = []  # of each of `slots`
         self.batch = 0
-        self.starts: list[int] = []  # what `CapturedStep.start` has to hold, flat, for the first token that there is room for
+        self.starts: list[int] = []  # flat `CapturedStep.start` of the first token that there is room for
         # tokens that `place` has made room for, that are in it, that are part of the text, and of the cache
         self.room = self.used = self.text = self.counted = 0
         self._positions: list[int] = []  # when they were placed

@@ -22,6 +22,7 @@ from torch_foundry.models.guards import derived_reason, device_reason, tensor_re
 from torch_foundry.models.outputs import number
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
+from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import Linear
 from torch_foundry.nn.linear import matrix_of
 
@@ -152,7 +153,7 @@ class EmbeddingPlan(Plan):
         reading waits for it."""
         if self.scaled:
             buffer, dtype = self.buffers["embed_scale"], self.parameters["weight"].dtype
-            version = 0 if buffer.is_inference() else buffer._version
+            version = version_of(buffer)
             if self._read is None or self._read[0] is not buffer or self._read[1:] != (version, dtype):
                 self._read, self._scale = (buffer, version, dtype), number(buffer, dtype)
         return self._scale

@@ -35,9 +35,30 @@ class HeadSpread:
         return ops.linear(x, self._weight, batch_invariant=True)
 
 
+class SoftmaxMixer(Mixer):
+    """A mixer whose state is keys and values. spec: what it knows of its module, with `n_heads`."""
+
+    spec: Any
+    state: KVSpec
+
+    def without_cache(self, x: Tensor) -> KVView:
+        """See `Mixer`."""
+        k, v = (x.new_empty(x.shape[0], self.state.heads, x.shape[1], columns) for columns in self.state.widths)
+        return KVView(k, v, x.shape[1])
+
+    def config_reason(self, config: Any) -> str | None:
+        """See `Mixer`."""
+        return attention_reason(config)
+
+    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
+        """See `Mixer`."""
+        keys = x.shape[1] if layer is None else layer.visible(x.shape[1])
+        return mask_reason(mask, x.dtype, x.shape[0], self.spec.n_heads, x.shape[1], keys)
+
+
 @mixes("TextAttention")
 @mixes("Attention")
-class Attention(Mixer):
+class Attention(SoftmaxMixer):
     """Softmax attention; its state is keys and values."""
 
     __slots__ = (
@@ -45,7 +66,7 @@ class Attention(Mixer):
         "spec", "spread", "state", "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
-    state: KVSpec
+    spec: AttentionSpec
 
     def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
         spec = self.spec = facts
@@ -74,20 +95,6 @@ class Attention(Mixer):
             self.order = self.order.to(device)
         if self.spread is not None:
             self.spread.prepare(device)
-
-    def without_cache(self, x: Tensor) -> KVView:
-        """See `Mixer`."""
-        k = x.new_empty(x.shape[0], self.state.heads, x.shape[1], self.state.head_dim)
-        return KVView(k, torch.empty_like(k), x.shape[1])
-
-    def config_reason(self, config: Any) -> str | None:
-        """See `Mixer`."""
-        return attention_reason(config)
-
-    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
-        """See `Mixer`."""
-        keys = x.shape[1] if layer is None else layer.visible(x.shape[1])
-        return mask_reason(mask, x.dtype, x.shape[0], self.spec.n_heads, x.shape[1], keys)
 
     def __call__(
         self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None, *, onto: Tensor | None = None

@@ -25,7 +25,7 @@ from torch_foundry.models.per_layer import PerLayerEmbedding
 from torch_foundry.models.rope import Kind, RopeTables, Rotary, Table, rotaries_of
 from torch_foundry.models.state import ModelPlan, ModelState
 from torch_foundry.models.swap import is_swapped
-from torch_foundry.models.watch import ModuleGuard
+from torch_foundry.models.watch import ModuleGuard, version_of
 from torch_foundry.models.weights import Gemm, LinearGroup, Norm
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
@@ -122,7 +122,7 @@ class DecoderModel(ModelPlan):
         module = self.module
         tables = (self.parts[0], module._modules.get("embed_tokens_per_layer"))
         scales = [scale for m in tables if m is not None and (scale := m._buffers.get("embed_scale")) is not None]
-        versions = [(id(scale), 0 if scale.is_inference() else scale._version) for scale in scales]
+        versions = [(id(scale), version_of(scale)) for scale in scales]
         routing = [experts.facts() for plan in self.layers if (experts := plan.layer.experts) is not None]
         orders = [group.same_perm for group in self._ordered]
         routing += [facts for mixer in self.mixers if (facts := mixer.facts())]

@@ -18,14 +18,12 @@ from torch_foundry import ops
 from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
-from torch_foundry.models.attention import HeadSpread
+from torch_foundry.models.attention import HeadSpread, SoftmaxMixer
 from torch_foundry.models.family import Family
-from torch_foundry.models.guards import attention_reason, mask_reason
-from torch_foundry.models.layer import Mixer, mixes
+from torch_foundry.models.layer import mixes
 from torch_foundry.models.spec import check_children, check_linear, check_norm, require
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
-
-FEW = 64  # tokens of a step that is captured, at most
+from torch_foundry.models.watch import version_of
+from torch_foundry.models.weights import EXPERT_TOKENS, Gemm, Linear, LinearGroup, Norm, Residual
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def read(module: Any, family: Family) -> LatentSpec:
 
 
 @mixes("LatentAttention")
-class LatentAttention(Mixer):
+class LatentAttention(SoftmaxMixer):
     """Its state is what stock code caches: latents in place of keys, the shared rotated parts in place of values."""
 
     __slots__ = (
@@ -108,7 +106,7 @@ class LatentAttention(Mixer):
     )  # fmt: skip
     read = staticmethod(read)
     by_heads = True
-    state: KVSpec
+    spec: LatentSpec
 
     def __init__(self, module: Any, facts: LatentSpec, residual: Residual) -> None:
         spec = self.spec = facts
@@ -125,21 +123,7 @@ class LatentAttention(Mixer):
         self.width = spec.n_heads * (2 * spec.query_dim + 2 * spec.rank + spec.value_dim)
         self._dense: Tensor | None = None
         self._dense_of: Any = None
-        self._first: Tensor | None = None  # int32 [FEW, 1]: zeros
-
-    def without_cache(self, x: Tensor) -> KVView:
-        """See `Mixer`."""
-        latents, rotated = (x.new_empty(x.shape[0], 1, x.shape[1], columns) for columns in self.state.widths)
-        return KVView(latents, rotated, x.shape[1])
-
-    def config_reason(self, config: Any) -> str | None:
-        """See `Mixer`."""
-        return attention_reason(config)
-
-    def mask_reason(self, mask: Any, x: Tensor, layer: Any) -> str | None:
-        """See `Mixer`."""
-        keys = x.shape[1] if layer is None else layer.visible(x.shape[1])
-        return mask_reason(mask, x.dtype, x.shape[0], self.spec.n_heads, x.shape[1], keys)
+        self._first: Tensor | None = None  # int32 [EXPERT_TOKENS, 1]: zeros
 
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec, (batch, length, _) = self.spec, x.shape
@@ -188,11 +172,11 @@ class LatentAttention(Mixer):
 
     def _zeros(self, tokens: int, device: torch.device) -> Tensor:
         """int32 [tokens, 1]; what captured steps read stays where it is."""
-        if tokens > FEW:
+        if tokens > EXPERT_TOKENS:
             return torch.zeros(tokens, 1, dtype=torch.int32, device=device)
         if self._first is None or self._first.device != device:
             with torch.inference_mode(False):
-                self._first = torch.zeros(FEW, 1, dtype=torch.int32, device=device)
+                self._first = torch.zeros(EXPERT_TOKENS, 1, dtype=torch.int32, device=device)
         return self._first[:tokens]
 
     def _projected(self, x: Tensor, gemm: Gemm, factors: Tensor | None) -> tuple[Tensor, ...]:
@@ -230,7 +214,7 @@ class LatentAttention(Mixer):
         """Of what the matrices were unpacked; empty if they are dense."""
         linear = self.kv_b
         of = [] if linear.format is None else [t for t in (linear.weight, linear.order) if t is not None]
-        return [(id(t), 0 if t.is_inference() else t._version) for t in of]
+        return [(id(t), version_of(t)) for t in of]
 
     def prepare(self, device: torch.device) -> None:
         """See `Mixer`: unpacked matrices."""

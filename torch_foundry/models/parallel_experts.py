@@ -13,13 +13,12 @@ from torch_foundry.models.families import NORMS
 from torch_foundry.models.family import class_key
 from torch_foundry.models.spec import LayerSpec, check_children, check_linear, check_norm, require
 from torch_foundry.models.swap import base_class
-from torch_foundry.models.weights import Gemm, LinearGroup, Norm, Residual
+from torch_foundry.models.watch import version_of
+from torch_foundry.models.weights import EXPERT_TOKENS, Gemm, LinearGroup, Norm, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.activations import activation_of_experts
 from torch_foundry.nn.experts import Weights, matrices_of
 from torch_foundry.nn.linear import dense_linear
-
-FEW = 64  # tokens whose weights are multiplied by factors in a launch of ours; what is captured has no more
 
 
 class Router:
@@ -51,8 +50,7 @@ class Router:
     def state(self) -> tuple[Any, ...]:
         """Changes whenever what `prepare` makes does."""
         scale = self.module.scale
-        version = 0 if scale.is_inference() else scale._version
-        return self.k, id(scale), scale.data_ptr(), scale.dtype, version
+        return self.k, id(scale), scale.data_ptr(), scale.dtype, version_of(scale)
 
     def prepare(self) -> None:
         """Make what a call reads, unless it is as it was. Not while a step is captured."""
@@ -62,7 +60,7 @@ class Router:
             scale = self.module.scale.detach()
             with torch.inference_mode(False), torch.no_grad():
                 self._gain = scale * float(self.module.scalar_root_size)
-                self._ones = torch.ones(FEW * self.k, 1, 1, device=scale.device)
+                self._ones = torch.ones(EXPERT_TOKENS * self.k, 1, 1, device=scale.device)
             self._state = state
 
     def __call__(self, x: Tensor, gemm: Gemm) -> tuple[Tensor, Tensor]:
@@ -73,7 +71,7 @@ class Router:
         else:
             h = ops.rms_norm(x, self._gain, self.eps, kind=self.kind)
             ids, weights = ops.moe_choose(dense_linear(h, proj), k, normalize=True)
-        if len(x) > FEW:
+        if len(x) > EXPERT_TOKENS:
             return ids, weights * factors[ids.long()]
         # each choice as a token of its own, whose expert is one number
         ones = self._ones[: ids.numel()]

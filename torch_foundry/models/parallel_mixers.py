@@ -17,6 +17,7 @@ from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.mamba2 import Mamba2, Mamba2Spec
 from torch_foundry.models.mamba2 import read as read_mamba2
 from torch_foundry.models.spec import require
+from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
 
 Masks = tuple[Tensor | None, Tensor | None]  # of keys, and of tokens that are no padding
@@ -59,7 +60,7 @@ class ScaledNorm(Norm):
     def facts(self) -> tuple[int, ...]:
         """Of which weight it is."""
         weight = self.weight
-        return id(weight), weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        return id(weight), weight.data_ptr(), version_of(weight)
 
     def gain(self, x: Tensor, size: int | None = None) -> Tensor:
         """See `Norm`."""

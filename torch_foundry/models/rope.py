@@ -10,6 +10,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import power_of_two
 from torch_foundry.models.families import ROTARIES
 from torch_foundry.models.family import LATENT, Family, class_key
+from torch_foundry.models.watch import version_of
 
 SMALLEST_HORIZON = 256  # positions; doubled as needed
 # cos, sin: [rows, rotated dims] or [rows, 2, rotated dims], as ops take them; and float32 [rows, 1], if whole queries
@@ -101,7 +102,7 @@ class Rotary:
     def version(self) -> tuple[Any, ...]:
         """Changes whenever the tables would change."""
         buffers = (b for module in self._modules for b in module._buffers.values())
-        return tuple((id(b), b.data_ptr(), 0 if b.is_inference() else b._version) for b in buffers)
+        return tuple((id(b), b.data_ptr(), version_of(b)) for b in buffers)
 
 
 def last_positions(positions: torch.Tensor, batch: int) -> list[int]:

@@ -92,5 +92,10 @@ class ModuleGuard:
         return any(map(_REQUIRES_GRAD, self.tensors))
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that rises when values are changed in place; 0 of a tensor of inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _nothing() -> None:
     return None

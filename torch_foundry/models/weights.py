@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_foundry import ops
 from torch_foundry.models.families import norm_kind
 from torch_foundry.models.guards import epsilon
+from torch_foundry.models.watch import version_of
 from torch_foundry.nn.activations import BY_TORCH
 from torch_foundry.nn.linear import MAX_GEMV_ROWS, FoundryLinear, by_kernel, linear_gemm, linear_routes, turned
 
@@ -171,7 +172,7 @@ class LinearGroup(tuple[Linear, ...]):
             return True
         if len(orders) < len(self):
             return False
-        now = [(order, 0 if order.is_inference() else order._version) for order in orders]
+        now = [(order, version_of(order)) for order in orders]
         before = getattr(self, "_compared", [])
         if len(before) != len(now) or any(a is not b or m != n for (a, m), (b, n) in zip(before, now, strict=True)):
             self._compared, self._equal = now, all(torch.equal(order, orders[0]) for order in orders[1:])
@@ -263,6 +264,7 @@ class Gemm:
 
 
 ALL_ROWS = 2**31
+EXPERT_TOKENS = 64  # of a captured step with routed experts, or products by heads, at most
 AUTO = Gemm(Linear.gemm, fused_heads=False)  # GEMV kernels for few rows, torch beyond; norms on their own
 GEMV = Gemm(Linear.__call__, fused_rows=MAX_GEMV_ROWS)  # our kernels alone, as a captured step needs
 # GEMV kernels in which a row's bits don't depend on other rows
