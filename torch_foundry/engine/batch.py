@@ -13,12 +13,11 @@ from torch import Tensor
 
 from torch_foundry.core import devices
 from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.generation.step_graph import Sizes
 from torch_foundry.kvcache.block_manager import BlockManager
 from torch_foundry.kvcache.paged import PagedLayer
 from torch_foundry.kvcache.pooled_states import PooledStates
 from torch_foundry.kvcache.view import Heads, KVStep, KVView, Rope, StateView
-
-Sizes = tuple[tuple[int, int], ...]  # of each group: rows, and tokens of a row
 
 
 @dataclass
@@ -78,14 +77,10 @@ class GroupedView(KVStep):
         q: list[Tensor],
         mask: Tensor | None = None,
         *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
         value_queries: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """See `KVStep`."""
-        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        """See `KVStep`. No step of an engine has a mask."""
         parts = []
         for group, view, own in zip(self._groups, self._views, q, strict=True):
             if value_queries is not None:

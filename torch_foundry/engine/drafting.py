@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.mtp import PagedMTPDrafter
+from torch_foundry.engine.next_tokens import some_rows
 from torch_foundry.engine.request import EngineConfig, SamplingParams
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
 from torch_foundry.generation.draft_length import DraftLengthController
@@ -113,9 +114,7 @@ class PagedDraftModel:
         parts = [self._part(each, each.tokens, end) for each, end in zip(sequences, ends, strict=True)]
         drafts: list[list[int]] = [[] for _ in sequences]  # that have been read
         found, logits = list[torch.Tensor](), self._run(parts)  # not read yet
-        if len(logits) > len(parts):
-            last = [end - 1 for end in itertools.accumulate(part.wanted for part in parts)]
-            logits = logits[torch.tensor(last, dtype=torch.int32).to(logits.device, non_blocking=True)]
+        logits = some_rows(logits, [end - 1 for end in itertools.accumulate(part.wanted for part in parts)])
         if not all(self._reserve(each.id, each.tokens, len(each.tokens) + count - 1) for each in sequences):
             count = 1
         for drafted in range(count):

@@ -54,17 +54,21 @@ class Engine:
         self.model, self.tokenizer, self.config = model, tokenizer, EngineConfig(**options)
         if not hasattr(model, "generator_plan"):
             raise RuntimeError(f"{REFUSED}: {type(model).__name__} is not a patched model of a known family")
-        own = self.config
-        config = model.config.get_text_config()
+        own, config = self.config, model.config.get_text_config()
         longest = int(config.max_position_embeddings)
         try:
             plan = decoder_plan(model)
             with torch.no_grad():
                 plan.check()
             blocks, self.snapshots = divided(own, plan.specs, plan.dtype, longest)
-            kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables(self.snapshots)}
-            kept["snapshot_format"] = own.snapshot_format
-            self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
+            self.cache = PagedCache(
+                config,
+                blocks,
+                block_size=own.block_size,
+                kv_cache=own.kv_cache,
+                states=own.state_tables(self.snapshots),
+                snapshot_format=own.snapshot_format,
+            )
             self._ranks = Ranks(plan.split, own)
             forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
         except Fallback as fallback:

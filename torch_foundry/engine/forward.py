@@ -15,7 +15,7 @@ from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import ROWS_TOGETHER, power_of_two
 from torch_foundry.engine.batch import Batch, GroupedView
-from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.engine.sequence import Parts, ScheduledSequence
 from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph, of_prompts, step_bytes
 from torch_foundry.kvcache.paged import PagedCache
@@ -28,7 +28,6 @@ from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import EXPERT_TOKENS, ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
-Parts = Sequence[ScheduledSequence]
 TEXT = 256  # tokens of the longest text that there is room for in block tables at first; doubled as needed
 PIECE = 32  # tokens of a prompt in a row
 OFTEN = 4  # times that a step with prompts comes before it is captured, which takes as long as some five without
@@ -226,7 +225,7 @@ class Forward:
         self._tell(graph.inputs, x, parts)
         return x[graph.inputs.inputs.tokens(parts, wanted=True)]
 
-    def _sizes(self, few: Sequence[ScheduledSequence], pieces: Sequence[ScheduledSequence]) -> Sizes:
+    def _sizes(self, few: Parts, pieces: Parts) -> Sizes:
         sizes: Sizes = ()
         if few:
             length, rows = power_of_two(max(len(part.ids) for part in few)), len(few)
@@ -237,7 +236,7 @@ class Forward:
             sizes += ((power_of_two(len(pieces)), self._piece),)
         return sizes
 
-    def _worth(self, sizes: Sizes, parts: Sequence[ScheduledSequence]) -> bool:
+    def _worth(self, sizes: Sizes, parts: Parts) -> bool:
         """Whether to capture a step of these sizes, or to replay it."""
         tokens = sum(batch * length for batch, length in sizes)
         mixed = any(plan.layer.experts is not None for plan in self.plan.layers)

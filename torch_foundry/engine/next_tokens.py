@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from torch_foundry.core import devices
-from torch_foundry.engine.sequence import ScheduledSequence
+from torch_foundry.engine.sequence import Parts, ScheduledSequence
 from torch_foundry.engine.sequence import Sequence as EngineSequence
 from torch_foundry.generation.drafting import accepted
 from torch_foundry.sampling import Sampler
-
-Parts = Sequence[ScheduledSequence]
 
 
 class Constraint(Protocol):
@@ -46,13 +44,13 @@ def sample(sampler: Sampler, batch: Parts, logits: Tensor) -> None:
         _constrain(sampler, each)
     raw, logits = logits, _biased(batch, logits)
     if single:
-        sampler.step(_some(logits, [at for _, at in single]), [row_of(each) for each, _ in single])
+        sampler.step(some_rows(logits, [at for _, at in single]), [row_of(each) for each, _ in single])
     parts = [sampler.token[:, 0], sampler.errors]
     if drafted:
         each_row = [(each, i) for each, _ in drafted for i in range(each.wanted)]
         places = [at + i for each, at in drafted for i in range(each.wanted)]
         lengths = [len(each.sequence.tokens) + i for each, i in each_row]
-        parts += sampler.peek(_some(logits, places), [row_of(each) for each, _ in each_row], lengths)
+        parts += sampler.peek(some_rows(logits, places), [row_of(each) for each, _ in each_row], lengths)
     values = iter(torch.cat(parts).tolist())  # one wait for all
     newest, errors, *peeked = [list(itertools.islice(values, len(part))) for part in parts]
     for each, at in single:
@@ -166,7 +164,8 @@ def _logprobs(logits: Tensor, token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(float(found[token]), list(zip(tokens.tolist(), values.tolist(), strict=True)))
 
 
-def _some(logits: Tensor, rows: list[int]) -> Tensor:
+def some_rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """These rows of logits [n, V], without waiting for the device."""
     if rows == list(range(len(logits))):
         return logits
     return logits[torch.tensor(rows, dtype=torch.int32).to(logits.device, non_blocking=True)]

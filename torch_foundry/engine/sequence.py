@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,3 +125,6 @@ class ScheduledSequence:
             return
         for at in range(0, len(self.ids), size):
             yield replace(self, start=self.start + at, ids=self.ids[at : at + size], wanted=0)
+
+
+Parts = Several[ScheduledSequence]

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine.drafting import Drafting
 from torch_foundry.engine.forward import Forward
-from torch_foundry.engine.next_tokens import Parts, TokensAhead, fill_rows, free_rows, row_of, sample, sample_ahead
+from torch_foundry.engine.next_tokens import TokensAhead, fill_rows, free_rows, row_of, sample, sample_ahead
 from torch_foundry.engine.scheduler import Scheduler
-from torch_foundry.engine.sequence import ScheduledSequence, Sequence
+from torch_foundry.engine.sequence import Parts, ScheduledSequence, Sequence
 from torch_foundry.sampling import Sampler
 from torch_foundry.sampling.sampler import error_text
 

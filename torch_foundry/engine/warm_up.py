@@ -32,10 +32,10 @@ def warm_up(engine: Engine) -> None:
     engine.run()
     if not emulated:
         _read(engine, ids, beside=0)
-    if not emulated and engine.config.requests > 1:
-        other = engine.submit(ids[:1], SamplingParams(max_tokens=engine.limit, temperature=0.0, ignore_eos=True))
-        _read(engine, ids, beside=1)
-        other.cancel()
+        if engine.config.requests > 1:
+            other = engine.submit(ids[:1], SamplingParams(max_tokens=engine.limit, temperature=0.0, ignore_eos=True))
+            _read(engine, ids, beside=1)
+            other.cancel()
     engine.forget()
 
 

@@ -182,10 +182,8 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, sca
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     queries, keys, columns = q.shape[2], k.shape[2], q.shape[3]
-    by_cudnn = (
-        queries == keys and columns % 8 == 0 and can_use_flash_attention(SDPAParams(q, k, v, None, 0, True, True))
-    )
-    if by_cudnn and queries < PLANNED:  # by what torch takes if there are more keys
+    by_cudnn = queries == keys and columns % 8 == 0  # if torch chooses; if there are more keys, it takes this:
+    if by_cudnn and queries < PLANNED and can_use_flash_attention(SDPAParams(q, k, v, None, 0, True, True)):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
     return F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), scale=scale, enable_gqa=True)
 
