@@ -6,11 +6,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torch_foundry.io.gguf.keys import REQUIRED, Key
-from torch_foundry.io.gguf.siglip_towers import PROJECTOR, SIGLIP_FIELDS
 from torch_foundry.io.gguf.slots import Slot
-from torch_foundry.io.gguf.tower import IMAGE_SIZE, SCALE, Settings, Sizes, Tower, Values, both, tower_keys
+from torch_foundry.io.gguf.tower import (
+    FIELDS,
+    IMAGE_SIZE,
+    LAYER,
+    PROJECTOR,
+    SCALE,
+    Settings,
+    Sizes,
+    Tower,
+    Values,
+    attention_and_mlp,
+    both,
+    tower_keys,
+)
 
-LAYER, OWN = "v.blk.{}.", "model.vision_tower.encoder.layer.{}."
+OWN = "model.vision_tower.encoder.layer.{}."
+NORMS = (("ln1", "layernorm_before"), ("ln2", "layernorm_after"))
 
 
 def _internvl(values: Values, sizes: Sizes) -> Settings:
@@ -26,8 +39,8 @@ def _internvl_slots() -> Iterator[Slot]:
     yield Slot("v.class_embd", embeddings + "cls_token", "1 1 H")
     yield Slot("v.position_embd.weight", embeddings + "position_embeddings", "1 N H")
     yield from both("v.patch_embd", embeddings + "patch_embeddings.projection", "H C P P")
-    for number, norm in ((1, "layernorm_before"), (2, "layernorm_after")):
-        yield Slot(f"{LAYER}ln{number}.weight", f"{OWN}{norm}.weight", "H")
+    for number, (name, norm) in enumerate(NORMS, 1):
+        yield Slot(f"{LAYER}{name}.weight", f"{OWN}{norm}.weight", "H")
         yield Slot(f"{LAYER}ls{number}.weight", f"{OWN}lambda_{number}", "H")
     for letter in "qkv":
         yield Slot(f"{LAYER}attn_{letter}.weight", f"{OWN}attention.{letter}_proj.weight", "H H")
@@ -42,7 +55,7 @@ def _internvl_slots() -> Iterator[Slot]:
 INTERNVL = Tower(
     models=dict.fromkeys(("qwen2", "qwen3", "qwen3moe"), ("internvl", "")),
     keys=tower_keys(
-        SIGLIP_FIELDS,
+        FIELDS,
         *(IMAGE_SIZE, replace(SCALE, default=REQUIRED)),
         Key("preproc_min_tiles", "", int, 1, 1 << 8, 1),
         Key("preproc_max_tiles", "", int, 1, 1 << 8, 12),
@@ -50,10 +63,7 @@ INTERNVL = Tower(
     slots=tuple(_internvl_slots()),
     settings=_internvl,
     options={
-        "norm_type": tuple(
-            Slot(f"{LAYER}ln{number}.bias", f"{OWN}{norm}.bias", "H")
-            for number, norm in ((1, "layernorm_before"), (2, "layernorm_after"))
-        ),
+        "norm_type": tuple(Slot(f"{LAYER}{name}.bias", f"{OWN}{norm}.bias", "H") for name, norm in NORMS),
         "attention_bias": tuple(
             Slot(f"{LAYER}attn_{letter}.bias", f"{OWN}attention.{letter}_proj.bias", "H") for letter in "qkv"
         ),
@@ -90,17 +100,11 @@ def _llava_next(values: Values, sizes: Sizes) -> Settings:
 
 
 def _clip(prefix: str) -> Iterator[Slot]:
-    own = prefix + "encoder.layers.{}."
     yield Slot("v.class_embd", prefix + "embeddings.class_embedding", "H")
     yield Slot("v.patch_embd.weight", prefix + "embeddings.patch_embedding.weight", "H C P P")
     yield Slot("v.position_embd.weight", prefix + "embeddings.position_embedding.weight", "N H")
     yield from both("v.pre_ln", prefix + "pre_layrnorm", "H")
-    for name, part, shape in (
-        *(("ln1", "layer_norm1", "H"), ("ln2", "layer_norm2", "H"), ("attn_out", "self_attn.out_proj", "H H")),
-        *((f"attn_{letter}", f"self_attn.{letter}_proj", "H H") for letter in "qkv"),
-        *(("ffn_up", "mlp.fc1", "F H"), ("ffn_down", "mlp.fc2", "H F")),
-    ):
-        yield from both(LAYER + name, own + part, shape)
+    yield from attention_and_mlp(prefix + "encoder.layers.{}.")
 
 
 LLAVA = Tower(
@@ -108,7 +112,7 @@ LLAVA = Tower(
     # what it says of a projection is CLIP's own, which is left out
     keys=tuple(
         key
-        for key in tower_keys(SIGLIP_FIELDS, IMAGE_SIZE, Key("feature_layer", "", object, 0, 0))
+        for key in tower_keys(FIELDS, IMAGE_SIZE, Key("feature_layer", "", object, 0, 0))
         if key.name != "projection_dim"
     ),
     slots=(

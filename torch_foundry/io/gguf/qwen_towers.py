@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_foundry.io.gguf.keys import REQUIRED, Key
 from torch_foundry.io.gguf.slots import Slot
-from torch_foundry.io.gguf.tower import MERGE, Settings, Sizes, Tower, Values, both, tower_keys
+from torch_foundry.io.gguf.tower import LAYER, MERGE, Settings, Sizes, Tower, Values, both, tower_keys
 
 QWEN_FIELDS = {
     **{"block_count": "depth", "attention.head_count": "num_heads", "embedding_length": "hidden_size"},
@@ -24,7 +24,7 @@ TOKENS = {
 PIXELS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 16384}
 PIXELS_3 = {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}
 IMAGES = "Qwen2VLImageProcessorPil"
-LAYER, OWN = "v.blk.{}.", "model.visual.blocks.{}."
+OWN = "model.visual.blocks.{}."
 
 
 def _images(values: Values, pixels: dict[str, int]) -> dict[str, Any]:
@@ -60,8 +60,7 @@ QWEN2 = Tower(
     models={"qwen2vl": ("qwen2_vl", "qwen2_vl_text")},
     # what it says of its feed-forward length is another number
     keys=tower_keys(
-        {name: field for name, field in QWEN_FIELDS.items() if name != "feed_forward_length"}
-        | {"embedding_length": "embed_dim", "projection_dim": "hidden_size"},
+        {**QWEN_FIELDS, "feed_forward_length": "", "embedding_length": "embed_dim", "projection_dim": "hidden_size"},
         MERGE,
     ),
     slots=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch_foundry.io.gguf.slots import EMBEDDING, MLP, MOE, NORM, PRE_NORMS, QKVO, Slot
+from torch_foundry.io.gguf.slots import EMBEDDING, MLP, MOE, NORM, PRE_NORMS, QKVO, Slot, renamed
 
 # Linear layers of the gated delta rule, of which Qwen3.5's files have value heads in another order.
 CONV = Slot("ssm_conv1d.weight", "linear_attn.conv1d.weight", "C 1 T")
@@ -62,7 +62,7 @@ FALCON_H1 = (  # attention and a state space beside it
     Slot("ffn_norm", "pre_ff_layernorm.weight", "H"),
     *QKVO,
     *(slot for slot in STATE_SPACE if slot.tensor not in ("ssm_conv1d.bias", "ssm_norm.weight")),
-    *(replace(slot, parameter=slot.parameter.replace("mlp.", "feed_forward.")) for slot in MLP),
+    *renamed(MLP, "mlp.", "feed_forward."),
 )
 FALCON_H1_OPTIONS = {
     "mamba_conv_bias": tuple(slot for slot in STATE_SPACE if slot.tensor == "ssm_conv1d.bias"),
@@ -71,8 +71,8 @@ FALCON_H1_OPTIONS = {
 FALCON_H1_NORM = replace(NORM, parameter="model.final_layernorm.weight")
 NEMOTRON_H = (  # a block has one of these, behind a norm
     Slot("attn_norm.weight", "norm.weight", "H"),
-    *(replace(slot, parameter=slot.parameter.replace("self_attn", "mixer"), needs="A") for slot in QKVO),
-    *(replace(slot, parameter=slot.parameter.replace("mamba", "mixer"), needs="Z") for slot in STATE_SPACE),
+    *renamed(QKVO, "self_attn", "mixer", needs="A"),
+    *renamed(STATE_SPACE, "mamba", "mixer", needs="Z"),
 )
 NEMOTRON_H_MLP = (
     Slot("ffn_up.weight", "mixer.up_proj.weight", "F H", needs="F"),
@@ -103,7 +103,7 @@ LFM2 = (
 )
 LFM2_MOE = (
     *LFM2[:-3],
-    *(replace(slot, parameter=slot.parameter.replace("mlp.", "feed_forward.")) for slot in MOE),
+    *renamed(MOE, "mlp.", "feed_forward."),
     Slot("exp_probs_b.bias", "feed_forward.expert_bias", "E"),
 )
 SHORT_CONV = (

@@ -7,30 +7,28 @@ from dataclasses import replace
 
 from torch_foundry.io.gguf.keys import REQUIRED, Key
 from torch_foundry.io.gguf.slots import Slot
-from torch_foundry.io.gguf.tower import IMAGE_SIZE, SCALE, Settings, Sizes, Tower, Values, both, tower_keys
+from torch_foundry.io.gguf.tower import (
+    FIELDS,
+    IMAGE_SIZE,
+    PROJECTOR,
+    SCALE,
+    Settings,
+    Sizes,
+    Tower,
+    Values,
+    attention_and_mlp,
+    both,
+    tower_keys,
+)
 
-SIGLIP_FIELDS = {
-    **{"block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads"},
-    **{"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "patch_size": "patch_size"},
-    **{"image_size": "image_size", "attention.layer_norm_epsilon": "layer_norm_eps"},
-}
 GELU = {"gelu": "gelu_pytorch_tanh"}
-PROJECTOR = "model.multi_modal_projector."
 
 
 def _siglip(prefix: str) -> tuple[Slot, ...]:
-    layer, own = "v.blk.{}.", prefix + "encoder.layers.{}."
     return (
         *both("v.patch_embd", prefix + "embeddings.patch_embedding", "H C P P"),
         Slot("v.position_embd.weight", prefix + "embeddings.position_embedding.weight", "N H"),
-        *both(layer + "ln1", own + "layer_norm1", "H"),
-        *both(layer + "ln2", own + "layer_norm2", "H"),
-        *both(layer + "attn_q", own + "self_attn.q_proj", "H H"),
-        *both(layer + "attn_k", own + "self_attn.k_proj", "H H"),
-        *both(layer + "attn_v", own + "self_attn.v_proj", "H H"),
-        *both(layer + "attn_out", own + "self_attn.out_proj", "H H"),
-        *both(layer + "ffn_up", own + "mlp.fc1", "F H"),
-        *both(layer + "ffn_down", own + "mlp.fc2", "H F"),
+        *attention_and_mlp(prefix + "encoder.layers.{}."),
         *both("v.post_ln", prefix + "post_layernorm", "H"),
     )
 
@@ -45,11 +43,11 @@ def _gemma3(values: Values, sizes: Sizes) -> Settings:
 
 GEMMA3 = Tower(
     models={"gemma3": ("gemma3", "")},
-    keys=tower_keys(SIGLIP_FIELDS, IMAGE_SIZE, SCALE),
+    keys=tower_keys(FIELDS, IMAGE_SIZE, SCALE),
     slots=(
         *_siglip("model.vision_tower."),
-        Slot("mm.input_projection.weight", "model.multi_modal_projector.mm_input_projection_weight", "H O"),
-        Slot("mm.soft_emb_norm.weight", "model.multi_modal_projector.mm_soft_emb_norm.weight", "H"),
+        Slot("mm.input_projection.weight", PROJECTOR + "mm_input_projection_weight", "H O"),
+        Slot("mm.soft_emb_norm.weight", PROJECTOR + "mm_soft_emb_norm.weight", "H"),
     ),
     settings=_gemma3,
     tokens={
@@ -75,7 +73,7 @@ def _idefics3(values: Values, sizes: Sizes) -> Settings:
 IDEFICS3 = Tower(
     models={"llama": ("idefics3", "")},
     keys=tower_keys(
-        SIGLIP_FIELDS,
+        FIELDS,
         *(IMAGE_SIZE, replace(SCALE, default=REQUIRED)),
         Key("preproc_image_size", "", int, 1, 1 << 14),
     ),
@@ -110,9 +108,7 @@ def _lfm2(values: Values, sizes: Sizes) -> Settings:
 
 LFM2 = Tower(
     models={"lfm2": ("lfm2_vl", "")},
-    keys=tower_keys(
-        {name: field for name, field in SIGLIP_FIELDS.items() if name != "image_size"}, replace(SCALE, default=REQUIRED)
-    ),
+    keys=tower_keys(FIELDS, replace(SCALE, default=REQUIRED)),
     slots=(
         *_siglip2("model.vision_tower."),
         Slot("mm.1.weight", PROJECTOR + "linear_1.weight", "I M"),

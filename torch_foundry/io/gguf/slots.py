@@ -13,18 +13,20 @@ BLOCK = "blk.{}."
 class Slot:
     """A tensor of the file, the parameter that it is, and its shape in letters.
 
-    H: hidden size, Q, K: all query, all key heads, A: query heads, G: key heads, D: a head, F: feed-forward, V:
-    vocabulary, E: experts, X: feed-forward of an expert, S: of the shared expert; of a gated delta rule G: key heads,
-    N: a key head, B: value heads, U: a value head, Z: all value heads, C: all that go through its convolution; T:
-    tokens that a convolution sees; P: an embedding of a block, J: of all, Y: how many there are, W: all heads of values
-    that are not keys; of latent attention L: the latent, I: that of queries, J: the hidden size if there is none, O:
-    all value heads, N: what is not rotated of a key head, U: a value head, W: these two of all heads, B: if they lie in
-    two tensors; of experts that see a projection L: that, I: the same, or 0; "A+B": one after the other. A dimension of
-    1 may be left out.
-    tensor: "a+b" if the parameter lies in two. heads: rows are those of heads, which some architectures store in
+    H: hidden size, V: vocabulary, F: feed-forward, A: query heads, Q: all of them, G: key heads, K: all of them, D: a
+    head, R: what is rotated of it.
+    Experts: E: their number, X: feed-forward of one, S: of the shared one; if they see a projection L: that, I: the
+    same, or 0.
+    Recurrent states: G: key heads, N: one, B: value heads, U: one, Z: all of them, M: those of a group, C: all that go
+    through the convolution, T: tokens that it sees.
+    Embeddings of blocks: P: one, J: of all blocks, Y: how many; beside these W: all heads of values that aren't keys.
+    Latent attention: L: the latent, I: that of queries, J: the hidden size if there is none, N: what is not rotated of
+    a key head, U: a value head, O: all of them, W: N and U of all heads, B: the same if they lie in two tensors.
+    "A+B": one after the other. A dimension of 1 may be left out.
+
+    tensor: "a+b" if the parameter lies in several. heads: rows are those of heads, which some architectures store in
     another order. layout: in `LAYOUTS`, of parameters that no file has as they are. stored: the shape in the file, if
-    it is another one of the same numbers (M: values of a group of heads). needs: the letter of what must be there, or
-    else the tensor is not.
+    it is another one of the same numbers. needs: the letter of what must be there, or else the tensor is not.
     """
 
     tensor: str
@@ -50,6 +52,11 @@ class Slot:
     def offset(self) -> bool:
         """Whether it is a norm of those that some architectures store with 1 added."""
         return self.tensor.endswith("norm.weight") and not self.tensor.endswith("ssm_norm.weight")
+
+
+def renamed(slots: Iterable[Slot], old: str, new: str, needs: str = "") -> tuple[Slot, ...]:
+    """The same of a model in which `old` of parameters' names is `new`, and which `needs` something, if given."""
+    return tuple(replace(slot, parameter=slot.parameter.replace(old, new), needs=needs or slot.needs) for slot in slots)
 
 
 EMBEDDING = Slot("token_embd.weight", "model.embed_tokens.weight", "V H")
@@ -86,7 +93,7 @@ POST_NORMS = (
     Slot("post_ffw_norm.weight", "post_feedforward_layernorm.weight", "H"),
 )
 SANDWICH = (
-    Slot("attn_norm.weight", "input_layernorm.weight", "H"),
+    PRE_NORMS[0],
     Slot("ffn_norm.weight", "pre_feedforward_layernorm.weight", "H"),
     *POST_NORMS,
 )
@@ -134,10 +141,7 @@ LATENT = (
     Slot("attn_output.weight", "self_attn.o_proj.weight", "H O"),
 )
 GATED_QKVO = (Slot("attn_q.weight", "self_attn.q_proj.weight", "Q+Q H"), *QKVO[1:])
-LATE_NORMS = (
-    Slot("attn_norm.weight", "input_layernorm.weight", "H"),
-    Slot("post_attention_norm.weight", "post_attention_layernorm.weight", "H"),
-)
+LATE_NORMS = (PRE_NORMS[0], POST_NORMS[0])
 FULL_NORMS = (
     Slot("attn_q_norm.weight", "self_attn.q_norm.weight", "Q"),
     Slot("attn_k_norm.weight", "self_attn.k_norm.weight", "K"),
@@ -157,10 +161,7 @@ DEEPSEEK_MOE = (
         for slot, shape in zip(MLP, ("S H", "S H", "H S"), strict=True)
     ),
 )
-GRANITE_MOE = tuple(
-    replace(slot, parameter=slot.parameter.replace("mlp.gate", "mlp.router").replace("mlp.", "block_sparse_moe."))
-    for slot in MOE
-)
+GRANITE_MOE = renamed(renamed(MOE, "mlp.gate", "mlp.router"), "mlp.", "block_sparse_moe.")
 GRANITE_MLP = (
     Slot("ffn_gate.weight+ffn_up.weight", "shared_mlp.input_linear.weight", "F+F H", layout="joined"),
     Slot("ffn_down.weight", "shared_mlp.output_linear.weight", "H F"),

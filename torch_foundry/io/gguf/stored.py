@@ -128,10 +128,10 @@ def _order(model: Any, parameter: str) -> torch.Tensor | None:
 def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architecture: Architecture) -> dict[str, Tensor]:
     """The tensors of the file that hold a parameter which none of them is as it lies there."""
     layout, known, sizes = LAYOUTS[slot.layout], quant.get_format(fmt), state_sizes(model.config, architecture)
-    settings = model.config
-    sizes |= {"A": settings.num_attention_heads, "Q": settings.num_attention_heads * head_dim(settings)}
+    settings, heads = model.config, model.config.num_attention_heads
+    sizes |= {"A": heads, "Q": heads * head_dim(settings)}
     if architecture.latent:
-        sizes |= {"A": settings.num_attention_heads, "N": settings.qk_nope_head_dim, "U": settings.v_head_dim}
+        sizes |= {"N": settings.qk_nope_head_dim, "U": settings.v_head_dim}
     sizes["X"] = tensor.shape[-1] // 2
     parts = slot.shape.split()[layout.axis].split("+") if len(slot.tensors) > 1 else []
     if len(set(parts)) == 1:

@@ -11,6 +11,12 @@ from torch_foundry.io.gguf.slots import Slot
 
 Values = Mapping[str, Any]
 Sizes = Mapping[str, int]
+LAYER, PROJECTOR = "v.blk.{}.", "model.multi_modal_projector."  # how tensors of layers, and parameters, are called
+FIELDS = {  # of most towers' configs, by keys
+    **{"block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads"},
+    **{"embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "patch_size": "patch_size"},
+    **{"image_size": "image_size", "attention.layer_norm_epsilon": "layer_norm_eps"},
+}
 
 
 class Settings(NamedTuple):
@@ -60,7 +66,7 @@ class Tower:
 
 
 def tower_keys(fields: Mapping[str, str], *others: Key) -> tuple[Key, ...]:
-    """The keys that all have, by their fields of the config, and others."""
+    """The keys that all have, and others; fields: of the config, by keys."""
     common = (
         Key("block_count", "", int, 1, 1 << 9, REQUIRED),
         Key("attention.head_count", "", int, 1, 1 << 10, REQUIRED),
@@ -76,10 +82,20 @@ def tower_keys(fields: Mapping[str, str], *others: Key) -> tuple[Key, ...]:
 
 
 def both(tensor: str, parameter: str, shape: str) -> Iterator[Slot]:
-    """A weight, and its bias of as many numbers as it has rows. tensor: "a+b" if they lie in two."""
+    """A weight, and its bias of as many numbers as it has rows. tensor: "a+b" if they lie in several."""
     for kind, size in (("weight", shape), ("bias", shape.partition(" ")[0])):
         names = "+".join(f"{name}.{kind}" for name in tensor.split("+"))
         yield Slot(names, f"{parameter}.{kind}", size, layout="joined" if "+" in tensor else "")
+
+
+def attention_and_mlp(own: str) -> Iterator[Slot]:
+    """Of layers as SigLIP and CLIP have them, whose parameters begin with `own`."""
+    for name, part, shape in (
+        *(("ln1", "layer_norm1", "H"), ("ln2", "layer_norm2", "H")),
+        *((f"attn_{letter}", f"self_attn.{letter}_proj", "H H") for letter in "qkv"),
+        *(("attn_out", "self_attn.out_proj", "H H"), ("ffn_up", "mlp.fc1", "F H"), ("ffn_down", "mlp.fc2", "H F")),
+    ):
+        yield from both(LAYER + name, own + part, shape)
 
 
 IMAGE_SIZE = Key("image_size", "", int, 1, 1 << 14, REQUIRED)

@@ -8,9 +8,22 @@ from dataclasses import replace
 from torch_foundry.io.gguf.class_towers import CLASS_TOWERS
 from torch_foundry.io.gguf.keys import REQUIRED
 from torch_foundry.io.gguf.qwen_towers import QWEN_TOWERS
-from torch_foundry.io.gguf.siglip_towers import SIGLIP_FIELDS, SIGLIP_TOWERS
+from torch_foundry.io.gguf.siglip_towers import SIGLIP_TOWERS
 from torch_foundry.io.gguf.slots import Slot
-from torch_foundry.io.gguf.tower import IMAGE_SIZE, MERGE, SCALE, Settings, Sizes, Tower, Values, both, tower_keys
+from torch_foundry.io.gguf.tower import (
+    FIELDS,
+    IMAGE_SIZE,
+    LAYER,
+    MERGE,
+    PROJECTOR,
+    SCALE,
+    Settings,
+    Sizes,
+    Tower,
+    Values,
+    both,
+    tower_keys,
+)
 
 
 def _pixtral(values: Values, sizes: Sizes) -> Settings:
@@ -23,35 +36,32 @@ def _pixtral(values: Values, sizes: Sizes) -> Settings:
 
 
 def _pixtral_slots() -> Iterator[Slot]:
-    tower, layer, own = "model.vision_tower.", "v.blk.{}.", "model.vision_tower.transformer.layers.{}."
-    projector = "model.multi_modal_projector."
+    tower, own = "model.vision_tower.", "model.vision_tower.transformer.layers.{}."
     yield Slot("v.patch_embd.weight", tower + "patch_conv.weight", "H C P P")
     yield Slot("v.pre_ln.weight", tower + "ln_pre.weight", "H")
-    yield Slot(layer + "ln1.weight", own + "attention_norm.weight", "H")
-    yield Slot(layer + "ln2.weight", own + "ffn_norm.weight", "H")
+    yield Slot(LAYER + "ln1.weight", own + "attention_norm.weight", "H")
+    yield Slot(LAYER + "ln2.weight", own + "ffn_norm.weight", "H")
     for name in "qk":
-        yield Slot(f"{layer}attn_{name}.weight", f"{own}attention.{name}_proj.weight", "H H", heads=True)
-    yield Slot(layer + "attn_v.weight", own + "attention.v_proj.weight", "H H")
-    yield Slot(layer + "attn_out.weight", own + "attention.o_proj.weight", "H H")
-    yield Slot(layer + "ffn_gate.weight", own + "feed_forward.gate_proj.weight", "F H")
-    yield Slot(layer + "ffn_up.weight", own + "feed_forward.up_proj.weight", "F H")
-    yield Slot(layer + "ffn_down.weight", own + "feed_forward.down_proj.weight", "H F")
-    yield Slot("mm.input_norm.weight", projector + "norm.weight", "H")
-    yield Slot("mm.patch_merger.weight", projector + "patch_merger.merging_layer.weight", "H M")
-    yield Slot("mm.1.weight", projector + "linear_1.weight", "O H")
-    yield Slot("mm.2.weight", projector + "linear_2.weight", "O O")
+        yield Slot(f"{LAYER}attn_{name}.weight", f"{own}attention.{name}_proj.weight", "H H", heads=True)
+    yield Slot(LAYER + "attn_v.weight", own + "attention.v_proj.weight", "H H")
+    yield Slot(LAYER + "attn_out.weight", own + "attention.o_proj.weight", "H H")
+    yield Slot(LAYER + "ffn_gate.weight", own + "feed_forward.gate_proj.weight", "F H")
+    yield Slot(LAYER + "ffn_up.weight", own + "feed_forward.up_proj.weight", "F H")
+    yield Slot(LAYER + "ffn_down.weight", own + "feed_forward.down_proj.weight", "H F")
+    yield Slot("mm.input_norm.weight", PROJECTOR + "norm.weight", "H")
+    yield Slot("mm.patch_merger.weight", PROJECTOR + "patch_merger.merging_layer.weight", "H M")
+    yield Slot("mm.1.weight", PROJECTOR + "linear_1.weight", "O H")
+    yield Slot("mm.2.weight", PROJECTOR + "linear_2.weight", "O O")
 
 
 PIXTRAL = Tower(
     models={"mistral3": ("mistral3", ""), "llama": ("mistral3", "")},
-    keys=tower_keys(
-        {k: v for k, v in SIGLIP_FIELDS.items() if "epsilon" not in k}, IMAGE_SIZE, replace(MERGE, default=REQUIRED)
-    ),
+    keys=tower_keys({**FIELDS, "attention.layer_norm_epsilon": ""}, IMAGE_SIZE, replace(MERGE, default=REQUIRED)),
     slots=tuple(_pixtral_slots()),
     settings=_pixtral,
     options={
         "multimodal_projector_bias": tuple(
-            Slot(f"mm.{index}.bias", f"model.multi_modal_projector.linear_{index}.bias", "O") for index in (1, 2)
+            Slot(f"mm.{index}.bias", f"{PROJECTOR}linear_{index}.bias", "O") for index in (1, 2)
         )
     },
     tokens={"image_token_index": "[IMG]"},
@@ -73,18 +83,18 @@ def _gemma4(values: Values, sizes: Sizes) -> Settings:
 
 
 def _gemma4_slots() -> Iterator[Slot]:
-    tower, layer, own = "model.vision_tower.", "v.blk.{}.", "model.vision_tower.encoder.layers.{}."
+    tower, own = "model.vision_tower.", "model.vision_tower.encoder.layers.{}."
     patches = Slot("v.patch_embd.weight", tower + "patch_embedder.input_proj.weight", "H L")
     yield replace(patches, stored="H C P P", layout="channels last")
     yield Slot("v.position_embd.weight", tower + "patch_embedder.position_embedding_table", "B N H")
     for name, norm in (("ln1", "input"), ("attn_post_norm", "post_attention")):
-        yield Slot(f"{layer}{name}.weight", f"{own}{norm}_layernorm.weight", "H")
+        yield Slot(f"{LAYER}{name}.weight", f"{own}{norm}_layernorm.weight", "H")
     for name, norm in (("ln2", "pre_feedforward"), ("ffn_post_norm", "post_feedforward")):
-        yield Slot(f"{layer}{name}.weight", f"{own}{norm}_layernorm.weight", "H")
+        yield Slot(f"{LAYER}{name}.weight", f"{own}{norm}_layernorm.weight", "H")
     for name in "qk":
-        yield Slot(f"{layer}attn_{name}_norm.weight", f"{own}self_attn.{name}_norm.weight", "D")
+        yield Slot(f"{LAYER}attn_{name}_norm.weight", f"{own}self_attn.{name}_norm.weight", "D")
     for name, part, shape in _GEMMA4_LINEAR:
-        yield Slot(f"{layer}{name}.weight", f"{own}{part}.linear.weight", shape)
+        yield Slot(f"{LAYER}{name}.weight", f"{own}{part}.linear.weight", shape)
     yield Slot("mm.input_projection.weight", "model.embed_vision.embedding_projection.weight", "O H")
 
 
@@ -103,11 +113,7 @@ def _sees_around(config: Values) -> dict[str, str]:
 
 GEMMA4 = Tower(
     models={"gemma4": ("gemma4", "")},
-    keys=tower_keys(
-        {k: v for k, v in SIGLIP_FIELDS.items() if "epsilon" not in k}
-        | {"attention.layer_norm_epsilon": "rms_norm_eps"},
-        POOLED,
-    ),
+    keys=tower_keys({**FIELDS, "attention.layer_norm_epsilon": "rms_norm_eps"}, POOLED),
     slots=tuple(_gemma4_slots()),
     settings=_gemma4,
     options={
@@ -115,7 +121,7 @@ GEMMA4 = Tower(
             Slot(f"v.std_{name}", f"model.vision_tower.std_{name}", "H") for name in ("bias", "scale")
         ),
         "use_clipped_linears": tuple(
-            Slot(f"v.blk.{{}}.{name}.{bound}", f"model.vision_tower.encoder.layers.{{}}.{part}.{bound}", "")
+            Slot(f"{LAYER}{name}.{bound}", f"model.vision_tower.encoder.layers.{{}}.{part}.{bound}", "")
             for name, part, _ in _GEMMA4_LINEAR
             for bound in ("input_min", "input_max", "output_min", "output_max")
         ),
