@@ -156,7 +156,7 @@ def pack_model(model: nn.Module, plan: Mapping[str, str], importance: Mapping[st
         if dense is not None and known is None and times[id(dense)] > 1:
             shared[id(dense)] = dense, new.weight  # type: ignore[assignment]
         for each in names[id(module)]:
-            replace(model, each, new)
+            replace_module(model, each, new)
 
 
 def check_beside(modules: Mapping[str, nn.Module], plan: Mapping[str, str]) -> None:
@@ -220,9 +220,9 @@ def dequantize_model(model: nn.Module) -> None:
                 restored = module.to_linear(dtype, known)
             if shared[key] > 1:
                 dense[key] = module, restored.weight  # type: ignore[assignment]
-            replace(model, name, restored)
+            replace_module(model, name, restored)
         elif isinstance(module, FoundryExperts):
-            replace(model, name, module.to_experts(dtype))
+            replace_module(model, name, module.to_experts(dtype))
 
 
 def _check_dense(model: nn.Module, dtype: torch.dtype) -> None:
@@ -243,7 +243,7 @@ def _stock(module: Module) -> Module:
     return module
 
 
-def replace(root: nn.Module, name: str, new: nn.Module) -> None:
+def replace_module(root: nn.Module, name: str, new: nn.Module) -> None:
     """Put `new` in the place of the module called `name`."""
     parent, _, leaf = name.rpartition(".")
     root.get_submodule(parent)._modules[leaf] = new

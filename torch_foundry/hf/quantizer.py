@@ -21,7 +21,7 @@ from torch_foundry.hf.packing import (
     packed_module,
     packed_tensors,
     plan_formats,
-    replace,
+    replace_module,
 )
 from torch_foundry.hf.registration import METHODS
 from torch_foundry.models.spec import known_layers
@@ -78,7 +78,7 @@ class FoundryQuantizer(HfQuantizer):
                 fmt = self._plan.get(source) or self._saved()[f"{source}.weight"]
                 linear = _empty(layer, fmt, False)
                 linear._non_persistent_buffers_set.add("weight")
-                replace(model, target, linear)
+                replace_module(model, target, linear)
                 model.all_tied_weights_keys.pop(tied)
                 self._plan.pop(target, None)
                 self._tied[target] = source
@@ -111,7 +111,7 @@ class FoundryQuantizer(HfQuantizer):
                 new: nn.Module = _empty(module, formats[f"{name}.weight"], name in self.quantization_config.ordered)
             else:
                 new = _empty_experts(module, {part: formats.get(f"{name}.{part}") for part in names_of(module)})
-            replace(model, name, new)
+            replace_module(model, name, new)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether it is a matrix that is to be packed."""
@@ -178,7 +178,7 @@ class _Pack:
                 if missing_keys is not None:
                     missing_keys.discard(f"{path}.{name}")
             new._is_hf_initialized = True  # type: ignore[assignment]
-            replace(model, path, new)
+            replace_module(model, path, new)
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)
         return {}

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from torch_foundry import quant
 from torch_foundry.core import memory
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
+from torch_foundry.hf.packing import replace_module
 from torch_foundry.io.parameters import class_name
 from torch_foundry.io.weights import Weight
 from torch_foundry.models.outputs import embedding_read_by
@@ -290,9 +291,3 @@ def set_parameter(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
         module._buffers[leaf] = tensor
     else:
         module._parameters[leaf] = nn.Parameter(tensor)
-
-
-def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put `module` in the place of the module at `path`."""
-    parent, _, leaf = path.rpartition(".")
-    model.get_submodule(parent)._modules[leaf] = module
