@@ -202,7 +202,7 @@ def test_packed_experts_that_see_a_projection(monkeypatch: pytest.MonkeyPatch) -
     "sizes, why",
     [
         ({"mamba_d_state": 272}, "heads of 272 numbers, expected at most 256"),
-        ({"mamba_d_conv": 9}, "a convolution of 9 tokens, expected 8"),
+        ({"mamba_d_conv": 9}, "a convolution of 9 tokens, expected at most 8"),
     ],
 )
 def test_sizes_beyond_the_kernel_s_are_refused(sizes: dict[str, int], why: str) -> None:

@@ -17,7 +17,7 @@ from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.recurrent import RecurrentMixer
+from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
@@ -138,15 +138,12 @@ def read(module: Any, family: Family) -> DeltaSpec:
         "conv1d.weight": spec.channels * spec.taps,
         f"{layout.norm}.weight": spec.value_dim,
         f"{layout.gate}.A_log".lstrip("."): values,
-        f"{layout.gate}.dt_bias".lstrip("."): values * (key_dim if layout.gate else 1),
+        f"{layout.gate}.dt_bias".lstrip("."): spec.outputs("a"),
     }
     for name, count in wanted.items():
         require(found.get(name) == count, f"{name} has {found.get(name)} numbers, expected {count}")
-    largest, most = max(spec.key_dim, spec.value_dim), limits.DELTA_DIM
-    require(largest <= most, f"heads of {largest} numbers, expected at most {most}")
-    size, room = spec.key_dim * spec.value_dim, limits.DELTA_STATE
-    require(size <= room, f"a head's state of {size} numbers, expected at most {room}")
-    require(spec.taps <= limits.DELTA_TAPS, f"a convolution of {spec.taps} tokens, expected {limits.DELTA_TAPS}")
+    check_state(spec.key_dim, spec.value_dim, limits.DELTA_DIM, limits.DELTA_STATE)
+    check_taps(spec.taps, limits.DELTA_TAPS)
     return spec
 
 

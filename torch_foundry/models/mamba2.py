@@ -16,7 +16,7 @@ from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.recurrent import RecurrentMixer
+from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
@@ -85,11 +85,8 @@ def read(module: Any, family: Family) -> Mamba2Spec:
     }
     for name, shape in wanted.items():
         require(found.get(name) == shape, f"{name} is {found.get(name)}, expected {shape}")
-    largest, room = max(spec.head_dim, spec.state_dim), limits.MAMBA2_DIM
-    require(largest <= room, f"heads of {largest} numbers, expected at most {room}")
-    size, room = spec.head_dim * spec.state_dim, limits.MAMBA2_STATE
-    require(size <= room, f"a head's state of {size} numbers, expected at most {room}")
-    require(spec.taps <= limits.MAMBA2_TAPS, f"a convolution of {spec.taps} tokens, expected {limits.MAMBA2_TAPS}")
+    check_state(spec.head_dim, spec.state_dim, limits.MAMBA2_DIM, limits.MAMBA2_STATE)
+    check_taps(spec.taps, limits.MAMBA2_TAPS)
     return spec
 
 

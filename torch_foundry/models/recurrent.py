@@ -10,7 +10,19 @@ from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.view import StateView
 from torch_foundry.models.layer import Mixer
+from torch_foundry.models.spec import require
 from torch_foundry.models.weights import Norm, Residual
+
+
+def check_state(rows: int, columns: int, longest: int, largest: int) -> None:
+    """Raise Fallback unless kernels have room for a head's state, a matrix: so many numbers a side, and in all."""
+    require(max(rows, columns) <= longest, f"heads of {max(rows, columns)} numbers, expected at most {longest}")
+    require(rows * columns <= largest, f"a head's state of {rows * columns} numbers, expected at most {largest}")
+
+
+def check_taps(taps: int, most: int) -> None:
+    """Raise Fallback unless kernels have a convolution of so many tokens."""
+    require(taps <= most, f"a convolution of {taps} tokens, expected at most {most}")
 
 
 class RecurrentMixer(Mixer):

@@ -14,7 +14,7 @@ from torch_foundry.kvcache.recurrent import CONV
 from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.recurrent import RecurrentMixer
+from torch_foundry.models.recurrent import RecurrentMixer, check_taps
 from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
@@ -37,7 +37,7 @@ def read(module: Any, family: Family) -> ConvSpec:
     shapes = {name: tuple(parameter.shape) for name, parameter in conv.named_parameters()}
     wanted = {"weight": (hidden, 1, taps), "bias": (hidden,)}
     require("weight" in shapes and shapes.items() <= wanted.items(), f"conv has {shapes}, expected {wanted}")
-    require(taps <= limits.SHORT_CONV_TAPS, f"a convolution of {taps} tokens, expected {limits.SHORT_CONV_TAPS}")
+    check_taps(taps, limits.SHORT_CONV_TAPS)
     return ConvSpec(hidden, taps)
 
 
