@@ -12,7 +12,8 @@ from benchmarks import bench_cache
 from benchmarks.bench_cache import KINDS, Kind, allocated
 from tests.hf.tiny_cases import COMMON
 from tests.hf.tiny_models import config, ids, random_model
-from torch_foundry.kvcache.formats import bytes_per_token, parse
+from torch_foundry.engine.memory import block_bytes
+from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.paged import PagedCache
 
 BENCHMARKS = Path(bench_cache.__file__).parent
@@ -33,7 +34,8 @@ def test_bytes(kind: Kind, tokens: int) -> None:
     step = bench_cache.BLOCK if kind.paged else 128
     room = -(-tokens // step) * step
     for settings in bench_cache.MODELS.values():
-        each = bytes_per_token(settings.num_key_value_heads, settings.head_dim, parse(kind.kv_cache), kind.dtype)
+        spec = KVSpec(settings.num_key_value_heads, settings.head_dim)
+        each = block_bytes([spec], 1, kind.kv_cache, kind.dtype)
         layers = settings.num_hidden_layers
         windows = 0 if kind.paged else getattr(settings, "layer_types", []).count("sliding_attention")
         assert allocated(settings, kind, tokens) == each * (room * (layers - windows) + 1024 * windows)

@@ -17,9 +17,10 @@ from tests.hf.tiny_models import config, ids, random_model
 from tools.demo_model.evaluate import perplexity
 from torch_foundry import counters, demo_model, ops
 from torch_foundry.demo_model import held_out_sample
+from torch_foundry.engine.memory import block_bytes
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.buffer import GrowingBuffer
-from torch_foundry.kvcache.formats import Formats, bytes_per_token, decoded, encoded, packed, parse
+from torch_foundry.kvcache.formats import Formats, decoded, encoded, packed, parse
 from torch_foundry.kvcache.hf_cache import new_cache
 from torch_foundry.kvcache.layer import FoundryLayer
 from torch_foundry.kvcache.room import LARGEST
@@ -136,16 +137,15 @@ def test_names() -> None:
 
 def test_memory_of_a_token() -> None:
     """Of a layer of 8 heads of 128: 8.5 and 4.5 bits a number."""
-    assert bytes_per_token(8, 128, (None, None), torch.float16) == 4096
-    assert bytes_per_token(8, 128, ("q8_0", "q8_0"), torch.float16) == 2176
-    assert bytes_per_token(8, 128, ("q4_0", "q4_0"), torch.float16) == 1152
+    for kind, expected in ((None, 4096), ("q8_0", 2176), ("q4_0", 1152)):
+        assert block_bytes([KVSpec(8, 128)], 1, kind, torch.float16) == expected
     cache = new_cache(config("LlamaConfig"), "q8_0")
     model = torch_foundry.patch(random_model(config("LlamaConfig")))
     with torch.no_grad():
         model(ids(1, 100), past_key_values=cache)
     layer: Any = cache.layers[0]
     used = sum(b.nbytes / b.shape[2] for b in layer.memory)
-    assert used == bytes_per_token(2, 32, ("q8_0", "q8_0"), F32)
+    assert used == block_bytes([KVSpec(2, 32)], 1, "q8_0", F32)
 
 
 class Rounding(DynamicLayer):

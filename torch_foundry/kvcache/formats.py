@@ -42,9 +42,3 @@ def encoded(x: torch.Tensor, name: str) -> torch.Tensor:
 def decoded(data: torch.Tensor, name: str | None, dtype: torch.dtype) -> torch.Tensor:
     """What is stored as [..., D] of `dtype`."""
     return data.to(dtype) if name is None or name in DENSE else unpack_rows(data, name, dtype)
-
-
-def bytes_per_token(heads: int, head_dim: int, formats: Formats, dtype: torch.dtype) -> int:
-    """Of a layer and a sequence: keys and values together."""
-    sizes = [row_width(head_dim, name, dtype) for name in formats]
-    return sum(heads * width * kind.itemsize for width, kind in sizes)
