@@ -267,7 +267,7 @@ def rotating_family(cls: Any) -> Family | None:
         return None
     for family in FAMILIES.values():
         if class_key(cls) in (family.key("Attention"), family.key("TextAttention")):
-            usual = not (family.mixer or family.scaled_queries or family.complex_tables)
+            usual = not (family.mixer or family.scaled_queries or family.tables == "complex")
             return family if usual else None
     return None
 

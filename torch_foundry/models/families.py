@@ -70,8 +70,7 @@ def register(family: Family) -> None:
         EXPERTS.add(family.key(family.experts.suffix))
         if not family.experts.beside:
             BLOCKS[family.key(family.experts.block)] = family.experts
-    tables = family.half_tables or family.paired_tables or family.complex_tables or family.backwards
-    if tables or family.scaled_queries or family.multipliers:
+    if family.tables or family.scaled_queries or family.multipliers:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.decoder.positions:
         POSITIONS.add(family.key("LearnedPositionalEmbedding"))
@@ -160,7 +159,7 @@ for _family in (
         norm_kind="plain",
         qk_norm="head",
         rotate_first=True,
-        backwards=True,
+        tables="backwards",
         decoder=Decoder(first_norm=True),
         head=Head(softcap="final_logit_softcapping"),
     ),

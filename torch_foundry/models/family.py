@@ -247,10 +247,9 @@ class Family(Architecture):
     residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
-    half_tables: bool = False  # cos and sin have one column for both elements of a pair
-    backwards: bool = False  # heads rotate by minus the tables' angles
-    paired_tables: bool = False  # those of a pair are neighbours in cos and sin, as in the head
-    complex_tables: bool = False  # there is one table, of cos + i sin of each pair
+    # if cos and sin aren't as ops take them: "halves": one column for both elements of a pair, "pairs": those of a pair
+    # are neighbours, "complex": one table, of cos + i sin of each pair, "backwards": heads rotate by minus their angles
+    tables: str = ""
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood

@@ -52,7 +52,7 @@ def read(module: Any, family: Family) -> LatentSpec:
     """The facts of `module`. Raises Fallback."""
     config, hidden = module.config, int(module.config.hidden_size)
     # pairs are put apart, unless they are numbers of a plane
-    deinterleave = bool(getattr(config, "rope_interleave", family.interleaved and not family.complex_tables))
+    deinterleave = bool(getattr(config, "rope_interleave", family.interleaved and family.tables != "complex"))
     spec = LatentSpec(
         n_heads=int(module.num_heads),
         plain_dim=int(module.qk_nope_head_dim),

@@ -15,7 +15,7 @@ COHERE: dict[str, Any] = {
     "norm_kind": "layer",
     "parallel": True,
     "interleaved": True,
-    "paired_tables": True,
+    "tables": "pairs",
     "head": Head(factor="logit_scale"),
 }
 GPT2: dict[str, Any] = {

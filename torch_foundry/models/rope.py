@@ -21,15 +21,15 @@ Kind = str | float | None  # of layers that rotate alike: their type, or theta, 
 
 def tables_of(family: Family, config: Any, table: Table, positions: Any) -> Table:
     """What ops rotate heads by, of what stock code's rotary embedding gives for `positions` [B, L]."""
-    if family.complex_tables:
+    if family.tables == "complex":
         both: Any = table
         return torch.cat((both.real, both.real), -1), torch.cat((both.imag, both.imag), -1)
     cos, sin = table
-    if family.backwards:
+    if family.tables == "backwards":
         return cos, -sin
-    if family.half_tables:
+    if family.tables == "halves":
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
-    if family.paired_tables:
+    if family.tables == "pairs":
         cos, sin = (torch.cat((one[..., ::2], one[..., 1::2]), -1) for one in table)
         return cos, sin
     if family.multipliers:  # of keys; in float32, in which the products are as exact as those of keys are
