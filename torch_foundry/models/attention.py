@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,22 +18,17 @@ from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Projections, Residual
 
 
-class HeadSpread:
-    """A head's number for each of its elements, exactly: all other terms of the product are zeros."""
+@cache
+def head_elements(heads: int, head_dim: int, device: torch.device) -> Tensor:
+    """float16 [heads * head_dim, heads]: 1 where an element is of a head. Not first while a step is captured."""
+    with torch.inference_mode(False):
+        return torch.eye(heads, dtype=torch.float16, device="cpu").repeat_interleave(head_dim, 0).to(device)
 
-    def __init__(self, heads: int, head_dim: int) -> None:
-        with torch.device("cpu"), torch.inference_mode(False):  # [heads * head_dim, heads]: 1 if an element is of it
-            self._weight = torch.eye(heads, dtype=torch.float16).repeat_interleave(head_dim, 0)
 
-    def prepare(self, device: torch.device) -> None:
-        """Move to `device`. Not while a step is captured."""
-        if self._weight.device != device:
-            self._weight = self._weight.to(device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., heads] as [..., heads * head_dim]."""
-        self.prepare(x.device)
-        return ops.linear(x, self._weight, batch_invariant=True)
+def spread(x: Tensor, head_dim: int) -> Tensor:
+    """A number of each head, x [..., heads], for each of its elements, [..., heads * head_dim]: exactly, as all other
+    terms of the product are zeros."""
+    return ops.linear(x, head_elements(x.shape[-1], head_dim, x.device), batch_invariant=True)
 
 
 class SoftmaxMixer(Mixer):
@@ -63,7 +59,7 @@ class Attention(SoftmaxMixer):
 
     __slots__ = (
         "gate", "groups", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source",
-        "spec", "spread", "state", "width", "widths",
+        "spec", "state", "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     spec: AttentionSpec
@@ -85,7 +81,6 @@ class Attention(SoftmaxMixer):
             with torch.device("cpu"), torch.inference_mode(False):
                 rows = torch.arange(sum(self.widths), dtype=torch.int32).view(spec.n_kv_heads, -1, spec.head_dim)
                 self.order = torch.cat([part.flatten() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])
-        self.spread = HeadSpread(spec.n_heads, spec.head_dim) if spec.gates == spec.n_heads else None
         self.state, self.rope, self.source = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope, spec.source
         self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
 
@@ -93,8 +88,8 @@ class Attention(SoftmaxMixer):
         """See `Mixer`."""
         if self.order is not None and self.order.device != device:
             self.order = self.order.to(device)
-        if self.spread is not None:
-            self.spread.prepare(device)
+        if self.spec.gates == self.spec.n_heads:
+            head_elements(self.spec.n_heads, self.spec.head_dim, device)
 
     def __call__(
         self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None, *, onto: Tensor | None = None
@@ -134,8 +129,8 @@ class Attention(SoftmaxMixer):
         if not self.gate:
             return q, k, v, None
         (gate,) = self.gate.behind(norm, x, [self.spec.gates], gemm)
-        if self.spread is not None:
-            gate = self.spread(gate)
+        if self.spec.gates == self.spec.n_heads:
+            gate = spread(gate, head_dim)
         return q, k, v, gate.unflatten(-1, (-1, head_dim))
 
     def _heads(self, q: Tensor, k: Tensor, v: Tensor, gemm: Gemm) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:

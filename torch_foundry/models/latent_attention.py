@@ -18,7 +18,7 @@ from torch_foundry import ops
 from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
-from torch_foundry.models.attention import HeadSpread, SoftmaxMixer
+from torch_foundry.models.attention import SoftmaxMixer, head_elements, spread
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.spec import check_children, check_linear, check_norm, require
@@ -102,7 +102,7 @@ class LatentAttention(SoftmaxMixer):
 
     __slots__ = (
         "_dense", "_dense_of", "_first", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries",
-        "residual", "rope", "spec", "spread", "state", "width",
+        "residual", "rope", "spec", "state", "width",
     )  # fmt: skip
     read = staticmethod(read)
     by_heads = True
@@ -115,7 +115,6 @@ class LatentAttention(SoftmaxMixer):
         self.q_b = LinearGroup.of(module, "q_b_proj")  # none or one
         self.q_norm = Norm(module.q_a_layernorm) if self.q_b else None
         self.kv, self.kv_norm = LinearGroup.of(module, "kv_a_proj_with_mqa", spec.gate), Norm(module.kv_a_layernorm)
-        self.spread = HeadSpread(spec.n_heads, spec.value_dim) if spec.gate else None
         self.kv_b, self.out = Linear(module.kv_b_proj), Linear(module.o_proj)
         self.groups = (self.q, self.kv, *([self.q_b] if self.q_b else []))
         self.state = KVSpec(1, spec.rank, spec.rope_dim)
@@ -146,8 +145,8 @@ class LatentAttention(SoftmaxMixer):
             of_latents = product(plain.flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (batch, length))
             h = state.attend(rotated, mask, scale=spec.scale, value_queries=of_latents)
             h = product(h.view(-1, spec.n_heads, spec.rank), values).reshape(batch, length, -1)
-        if self.spread is not None:
-            h = ops.glu(self.spread(gates[0]), h, "sigmoid")
+        if spec.gate:
+            h = ops.glu(spread(gates[0], spec.value_dim), h, "sigmoid")
         return self.residual.add(x, self.out, h, gemm)
 
     def _factors(self, x: Tensor, state: KVStep, rope: Rope, few: bool) -> Tensor | None:
@@ -219,8 +218,8 @@ class LatentAttention(SoftmaxMixer):
     def prepare(self, device: torch.device) -> None:
         """See `Mixer`: unpacked matrices."""
         self._matrices(self.kv_norm.weight.dtype)
-        if self.spread is not None:
-            self.spread.prepare(device)
+        if self.spec.gate:
+            head_elements(self.spec.n_heads, self.spec.value_dim, device)
         if self.spec.scaled:
             self._zeros(1, device)
 
