@@ -250,7 +250,7 @@ class Session:
         It takes the place of what is there once it is whole. Of recurrent layers it has the newest state and those of
         snapshots, so what is restored goes back to one of them, never by single tokens.
 
-        TypeError: a model with recurrent layers that is not patched, or with layers that keep both.
+        TypeError: a model with recurrent layers that is not patched.
         """
         text = {"tokens": self.tokens, "mask": self._mask}
         tensors = {name: torch.tensor(each, dtype=torch.int64) for name, each in text.items()} | tensors_of(self.cache)
