@@ -21,9 +21,8 @@ from torch_foundry.io.assemble import build, fill
 from torch_foundry.io.config_json import read_model_config
 from torch_foundry.io.container import Container
 from torch_foundry.io.gguf import open_gguf
-from torch_foundry.io.gguf.layouts import Sizes
 from torch_foundry.io.gguf.model import GgufModel
-from torch_foundry.io.gguf.slots import BLOCK, Slot
+from torch_foundry.io.gguf.slots import BLOCK, Sizes, Slot
 from torch_foundry.io.load import gguf_of
 from torch_foundry.io.model_directory import CONFIG, arranged
 from torch_foundry.io.packed import read_weights

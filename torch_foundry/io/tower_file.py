@@ -16,6 +16,7 @@ from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.gguf import open_gguf
 from torch_foundry.io.gguf.hyperparameters import read_hyperparameters
+from torch_foundry.io.gguf.keys import elements
 from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, stored_shapes
 from torch_foundry.io.gguf.slots import Slot
 from torch_foundry.io.gguf.tower import Settings, Tower
@@ -97,7 +98,7 @@ class TowerFile:
     def _listed(self, name: str, kind: type, count: int) -> list[Any]:
         """The elements of an array, so many of one kind."""
         found = self.values[name]
-        listed = found.tolist() if hasattr(found, "tolist") and len(found) == count else [found]
+        listed = elements(found, count) or [found]
         if len(listed) != count or {type(each) for each in listed} != {kind}:
             self._fail("HP_RANGE", f"{_CLIP}.{name}", f"{count} of type {kind.__name__}", listed)
         return listed

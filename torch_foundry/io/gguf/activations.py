@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_foundry.core.load_errors import LoadError
+from torch_foundry.io.gguf.keys import elements
 from torch_foundry.io.gguf.slots import MODEL_LAYER
 from torch_foundry.io.weights import Weight
 
@@ -34,7 +35,7 @@ def _numbers(model: Any, key: str) -> list[float]:
     said, expected = model.container.metadata.get(key), f"a number for each of {model.layers} blocks"
     if said is None:
         raise LoadError("HP_MISSING", model.file, key, expected=expected, found="none")
-    listed = said.tolist() if hasattr(said, "tolist") and len(said) == model.layers else [said] * model.layers
+    listed = elements(said, model.layers) or [said] * model.layers
     if set(map(type, listed)) != {float} or not all(map(math.isfinite, listed)):
         raise LoadError("HP_TYPE", model.file, key, expected=expected, found=str(said)[:80])
     if key in FIXED and any(not math.isclose(value, FIXED[key], rel_tol=0.01) for value in listed):

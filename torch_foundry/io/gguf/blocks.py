@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_foundry.io.gguf.keys import elements
+
 PATTERN, ROTATED = "attention.sliding_window_pattern", "attention.rope_pattern"
 GROWTH, GROWTH_FROM = "attention.temperature_scale", "attention.temperature_length"
 RANK, KEY, YARN = "attention.kv_lora_rank", "attention.key_length", "rope.scaling.yarn_log_multiplier"
@@ -34,7 +36,7 @@ def rotated(model: Any) -> list[bool]:
 
 def _of_each(model: Any, name: str, expected: str) -> list[bool]:
     found = model.values[name]
-    listed: list[bool] = found.tolist() if hasattr(found, "tolist") and len(found) == model.layers else []
+    listed: list[bool] = elements(found, model.layers)
     if set(map(type, listed)) != {bool}:
         raise model.fail("HP_TYPE", name, expected, repr(found)[:80])
     return listed
@@ -43,7 +45,7 @@ def _of_each(model: Any, name: str, expected: str) -> list[bool]:
 def of_each_block(model: Any, name: str) -> list[int]:
     """A number for each block, of which a file may have one for all."""
     found, count = model.values[name], model.values["block_count"]
-    listed = found.tolist() if hasattr(found, "tolist") and len(found) == count else [found] * count
+    listed = elements(found, count) or [found] * count
     if set(map(type, listed)) != {int} or min(listed) < 0 or max(listed) > _MOST:
         raise model.fail("HP_RANGE", name, f"a number, or one for each of {count} blocks", str(found)[:80])
     return listed

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torch_foundry.io.gguf.keys import REQUIRED, Key
-from torch_foundry.io.gguf.slots import Slot
+from torch_foundry.io.gguf.slots import Sizes, Slot
 from torch_foundry.io.gguf.tower import (
     FIELDS,
     IMAGE_SIZE,
@@ -14,7 +14,6 @@ from torch_foundry.io.gguf.tower import (
     PROJECTOR,
     SCALE,
     Settings,
-    Sizes,
     Tower,
     Values,
     attention_and_mlp,

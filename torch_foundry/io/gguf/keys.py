@@ -24,6 +24,12 @@ class Key:
     also: str = ""
 
 
+def elements(value: Any, count: int) -> list[Any]:
+    """Of an array of so many; none of anything else that metadata may have."""
+    found: list[Any] = value.tolist() if hasattr(value, "tolist") and len(value) == count else []
+    return found
+
+
 REQUIRED = object()
 EPSILON = 1e-30  # of bounds that are not allowed themselves
 

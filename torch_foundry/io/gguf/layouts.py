@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,9 @@ from torch import Tensor
 from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.container import TensorInfo
-from torch_foundry.io.gguf.slots import Slot
+from torch_foundry.io.gguf.slots import Sizes, Slot
 from torch_foundry.io.weights import Weight
 
-Sizes = Mapping[str, int]  # by the letters of slots' shapes
 CPU = torch.device("cpu")
 
 

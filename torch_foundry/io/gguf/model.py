@@ -13,9 +13,9 @@ from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.gguf.activations import activations
 from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
-from torch_foundry.io.gguf.layouts import LAYOUTS, Sizes, check_tensor, put_together, stored_shapes
+from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, stored_shapes
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
-from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Slot, experts_in_one
+from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Sizes, Slot, experts_in_one
 from torch_foundry.io.gguf.streams import streams
 from torch_foundry.io.weights import Weight, WeightReader
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch_foundry.io.gguf.keys import REQUIRED, Key
-from torch_foundry.io.gguf.slots import Slot
-from torch_foundry.io.gguf.tower import LAYER, MERGE, Settings, Sizes, Tower, Values, both, tower_keys
+from torch_foundry.io.gguf.slots import Sizes, Slot
+from torch_foundry.io.gguf.tower import LAYER, MERGE, Settings, Tower, Values, both, tower_keys
 
 QWEN_FIELDS = {
     **{"block_count": "depth", "attention.head_count": "num_heads", "embedding_length": "hidden_size"},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+Sizes = Mapping[str, int]  # by the letters of slots' shapes
 MODEL_LAYER = "model.layers.{}."
 BLOCK = "blk.{}."
 

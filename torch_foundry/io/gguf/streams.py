@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.blocks import layer_types, of_each_block
-from torch_foundry.io.gguf.keys import PATTERN, REQUIRED, SOFTCAPS, SWA_BASE, WINDOW, Key
+from torch_foundry.io.gguf.keys import PATTERN, REQUIRED, SOFTCAPS, SWA_BASE, WINDOW, Key, elements
 from torch_foundry.io.gguf.slots import GEMMA4_OUTER, HEAD_NORMS, MLP, QKVO, SANDWICH, Slot
 
 STREAMS = 4
@@ -46,7 +46,7 @@ def streams(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
 def _shares(model: Any, count: int) -> list[float]:
     """The share of a block's gates that is cut off; files say by how many deviations the others are above the mean."""
     found = model.values[SPARSITY]
-    listed = found.tolist() if hasattr(found, "tolist") and len(found) == count else []
+    listed = elements(found, count)
     if set(map(type, listed)) != {float} or not all(scale == -math.inf or math.isfinite(scale) for scale in listed):
         raise model.fail("HP_TYPE", SPARSITY, f"a number for each of {count} blocks, or -inf", str(found)[:80])
     return [round(0.5 * (1 + math.erf(scale / math.sqrt(2))), 6) for scale in listed]

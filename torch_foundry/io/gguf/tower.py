@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch_foundry.io.gguf.keys import EPSILON, REQUIRED, Key
-from torch_foundry.io.gguf.slots import Slot
+from torch_foundry.io.gguf.slots import Sizes, Slot
 
 Values = Mapping[str, Any]
-Sizes = Mapping[str, int]
 LAYER, PROJECTOR = "v.blk.{}.", "model.multi_modal_projector."  # how tensors of layers, and parameters, are called
 FIELDS = {  # of most towers' configs, by keys
     **{"block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads"},

@@ -9,7 +9,7 @@ from torch_foundry.io.gguf.class_towers import CLASS_TOWERS
 from torch_foundry.io.gguf.keys import REQUIRED
 from torch_foundry.io.gguf.qwen_towers import QWEN_TOWERS
 from torch_foundry.io.gguf.siglip_towers import SIGLIP_TOWERS
-from torch_foundry.io.gguf.slots import Slot
+from torch_foundry.io.gguf.slots import Sizes, Slot
 from torch_foundry.io.gguf.tower import (
     FIELDS,
     IMAGE_SIZE,
@@ -18,7 +18,6 @@ from torch_foundry.io.gguf.tower import (
     PROJECTOR,
     SCALE,
     Settings,
-    Sizes,
     Tower,
     Values,
     both,

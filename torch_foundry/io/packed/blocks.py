@@ -16,6 +16,7 @@ from torch_foundry.io.parameters import ParameterNames
 from torch_foundry.io.storage import LARGEST_EXPONENTS
 from torch_foundry.io.weights import Weight, WeightReader
 
+DENSE = tuple(quant.DENSE)
 _CHUNK = 4 << 20  # bytes of blocks that are made at a time
 
 
@@ -107,7 +108,7 @@ class Parts:
     def dense(self, name: str) -> Weight:
         """A tensor as it lies in the file."""
         info = self.container.tensors[name]
-        if info.format not in quant.DENSE:
+        if info.format not in DENSE:
             raise self.error("TENSOR_TYPE", name, "f32, f16 or bf16", info.format)
         return self.source.weight(info, info.shape)
 

@@ -10,7 +10,7 @@ import torch
 
 from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.packed import fp8
-from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, halves, small_floats
+from torch_foundry.io.packed.blocks import DENSE, Parts, Settings, as_bytes, blocks_weight, halves, small_floats
 from torch_foundry.io.packed.gptq_awq import codes_of
 from torch_foundry.io.weights import Weight
 
@@ -103,7 +103,7 @@ def _matrix(parts: Parts, base: str, info: TensorInfo) -> Weight:
 def _integers(parts: Parts, base: str, name: str, shape: tuple[int, int], bits: int) -> Weight:
     """Codes of `bits`, from 0 on in words and from -128 on in bytes, in groups of columns, or a group a row."""
     rows, columns = shape
-    scales = parts.part(f"{base}.weight_scale", ("f16", "bf16", "f32"))
+    scales = parts.part(f"{base}.weight_scale", DENSE)
     groups = scales.shape[1] if len(scales.shape) == 2 else 0
     if scales.shape[:1] != (rows,) or not groups or columns % groups:
         raise parts.error("PACK_SHAPE", scales.name, f"[{rows}, groups of {columns}]", list(scales.shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_foundry.io.packed.blocks import Parts, Settings, chunks, halves
+from torch_foundry.io.packed.blocks import DENSE, Parts, Settings, chunks, halves
 from torch_foundry.io.weights import Weight
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column each nibble of a word holds, from the lowest on
@@ -114,7 +114,7 @@ class _Layer:
         if self.inputs % self.group or self.group % self.block:
             expected = f"rows of whole groups of {self.group} weights, a multiple of 32"
             raise self.parts.error("PACK_GROUP", f"{self.base}.qweight", expected, self.inputs)
-        self.parts.part(f"{self.base}.scales", ("f16", "bf16", "f32"), (self.groups, self.outputs))
+        self.parts.part(f"{self.base}.scales", DENSE, (self.groups, self.outputs))
 
     @property
     def block(self) -> int:

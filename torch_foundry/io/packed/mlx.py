@@ -15,7 +15,7 @@ import torch
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf.layouts import LAYOUTS, put_together
-from torch_foundry.io.packed.blocks import Parts, Settings, as_bytes, blocks_weight, small_floats
+from torch_foundry.io.packed.blocks import DENSE, Parts, Settings, as_bytes, blocks_weight, small_floats
 from torch_foundry.io.weights import Weight
 
 _RAISED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
@@ -24,8 +24,6 @@ _KEYS, _VALUES = ".self_attn.embed_q.weight", ".self_attn.unembed_out.weight"  #
 _NORMS = ("input_layernorm.weight", "attention_layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
 _SCALARS = (".act_fn.alpha_p", ".act_fn.alpha_n")  # of Apertus
 _FOLDED = ("embedding", "lm_head", "attention_in", "ssm_in", "ssm_out")  # multipliers of Falcon-H1
-_DENSE = ("f32", "f16", "bf16")
-_SCALES = ("f16", "bf16", "f32")
 _MODES = {"affine": None, "mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits and weights of a group
 
 
@@ -84,7 +82,7 @@ def _keys_and_values(parts: Parts, path: str, packed: dict[str, None], settings:
     both = []
     for name in (f"{path}{_KEYS}", f"{path}{_VALUES}"):
         base = name.removesuffix(".weight")
-        info = parts.part(name, ("u32",) if base in packed else _DENSE)
+        info = parts.part(name, ("u32",) if base in packed else DENSE)
         if len(info.shape) != 3:
             raise parts.error("PACK_SHAPE", name, "[heads, rows, columns]", list(info.shape))
         both.append(_weight(parts, base, _of_layer(settings, base)) if base in packed else parts.dense(name))
@@ -122,7 +120,7 @@ def _dense(parts: Parts, name: str) -> Weight:
 
 def _in_turn(parts: Parts, path: str) -> Weight:
     """Biases of experts, [experts, 2 * outputs], of gate and up in turn."""
-    gate = parts.part(f"{path}gate_proj.bias", _DENSE)
+    gate = parts.part(f"{path}gate_proj.bias", DENSE)
     up = parts.part(f"{path}up_proj.bias", (gate.format,), gate.shape)
     shape = (*gate.shape[:-1], 2 * gate.shape[-1]) if gate.shape else gate.shape
 
@@ -157,7 +155,7 @@ def _weight(parts: Parts, base: str, settings: Settings) -> Weight:
         raise parts.error("PACK_GROUP", name, expected, list(words.shape))
     shape = (*words.shape[:-1], words.shape[-1] * 32 // bits)
     groups = (*shape[:-1], shape[-1] // group)
-    scales = parts.part(f"{base}.scales", _SCALES if mode == "affine" else ("u8",), groups)
+    scales = parts.part(f"{base}.scales", DENSE if mode == "affine" else ("u8",), groups)
     if mode == "affine":
         parts.part(f"{base}.biases", (scales.format,), groups)
         return _affine(parts, base, shape, f"affine{bits}_g{group}_{scales.format}")
