@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class Container:
         *,
         check_finite: bool = True,
     ) -> None:
-        self.path, self.metadata, self.tensors, self.check_finite = path, metadata, tensors, check_finite
+        self.path, self.metadata, self.tensors = path, metadata, tensors
+        self.checks_finite: Callable[[str], bool] = lambda name: check_finite  # by name; a `WeightReader` has its own
         self.blocks: dict[str, Storage] = {}
         self._files = {file.path: file for file in files}
         self._maps: dict[Path, np.ndarray] = {}
@@ -101,7 +102,7 @@ class Container:
     ) -> None:
         file, memory = self._file(info), data.numpy().data
         content = self.blocks.get(info.name, storage)
-        step = _CHUNK // content.nbytes * content.nbytes
+        step, finite = _CHUNK // content.nbytes * content.nbytes, self.checks_finite(info.name)
         file.check()
         if on_device is not None and (failed := devices.of(on_device.device).read_file(file.path, offset, on_device)):
             file.check()
@@ -113,7 +114,7 @@ class Container:
             chunk = data[begin : begin + step]
             if storage.name == "bool" and bool((chunk > 1).any()):
                 raise LoadError("BOOL", info.path, info.name, expected="bytes of 0 or 1", found=f"{int(chunk.max())}")
-            if self.check_finite and (at := nonfinite(chunk, content)) is not None:
+            if finite and (at := nonfinite(chunk, content)) is not None:
                 file.check()
                 where = offset + begin + at
                 raise LoadError(

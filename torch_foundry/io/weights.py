@@ -106,7 +106,8 @@ class WeightReader:
     """
 
     def __init__(self, container: Container, mmap: bool, check_finite: Callable[[str], bool]) -> None:
-        self.container, self.mmap, self.check_finite = container, mmap, check_finite
+        self.container, self.mmap = container, mmap
+        container.checks_finite = check_finite
         self._piece = torch.empty(0, dtype=torch.uint8)  # one for all: new ones would leave holes in the heap
 
     def weight(
@@ -143,7 +144,6 @@ class WeightReader:
         dtype = known.dtype if known.packed or dtype is None else dtype
         converted = bool(head) or bool(offset) or factors is not None or dtype != known.dtype
         if not shape:  # a number
-            self.container.check_finite = self.check_finite(infos[0].name)
             return self.container.read(infos[0].name).to(device, dtype).view(())
         stored = (*shape[:-1], known.row_size(shape[-1]))
         its_device = devices.of(device)
@@ -152,13 +152,9 @@ class WeightReader:
         out = torch.empty(stored, dtype=dtype, device=device)
         memory = its_device.host_view(out)
         of_each = (*infos[0].shape[:-1], known.row_size(infos[0].shape[-1]))
-        scales = None
-        if factors is not None:
-            self.container.check_finite = self.check_finite(factors.name)
-            scales = self.container.read(factors.name)
+        scales = None if factors is None else self.container.read(factors.name)
         parts = (whole.view(len(infos), *of_each) for whole in (memory, out))
         for info, target, place in zip(infos, *parts, strict=True):
-            self.container.check_finite = self.check_finite(info.name)
             if target.is_cpu and not converted:
                 self.container.read_into(info.name, target, on_device=place if its_device.reads_files() else None)
             else:

@@ -91,12 +91,11 @@ class Parts:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows of a tensor, as `Container.read`."""
-        self.container.check_finite = self.finite(name)
         return self.container.read(name, start, stop)
 
     def finite(self, name: str) -> bool:
         """Whether NaN and infinities in a tensor are errors."""
-        return self.source.check_finite(name)
+        return self.container.checks_finite(name)
 
     def put(self, weights: dict[str, Weight], name: str, weight: Weight) -> None:
         """The weight of the parameter `name`, for which no other tensor may stand."""
