@@ -77,7 +77,7 @@ def load(arch: str = "sm_90", *, checked: bool = False, cache: Path | None = Non
     ext.add_shaders(ROOT / "shaders")
 
 
-def run(script: str, *, arch: str = "sm_90", checked: bool = False, timeout: int = 600) -> str:
+def run(script: str, *, arch: str = "sm_90", checked: bool = False, timeout: int = 1800) -> str:
     """What `script` prints in a process of its own, after load(). RuntimeError has what went wrong."""
     start = f"from tests.cuda import compile_only\ncompile_only.load({arch!r}, checked={checked})\n"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
