@@ -25,6 +25,7 @@ from torch_foundry.engine.sequence import Sequence
 from torch_foundry.engine.steps import Steps, not_embedded
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
+from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
@@ -62,8 +63,9 @@ class Engine:
             with torch.no_grad():
                 plan.check()
             blocks, self.snapshots = divided(own, plan.specs, plan.dtype, longest)
-            kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": own.state_tables(self.snapshots)}
-            kept["snapshot_format"] = own.snapshot_format
+            recurrent = any(isinstance(spec, RecurrentSpec) for spec in plan.specs)
+            states = own.state_tables(self.snapshots) if recurrent else None
+            kept: dict[str, Any] = {"kv_cache": own.kv_cache, "states": states, "snapshot_format": own.snapshot_format}
             self.cache = PagedCache(config, blocks, block_size=own.block_size, **kept)
             self._ranks = Ranks(plan.split, own)
             forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)
