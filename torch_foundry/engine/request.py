@@ -105,6 +105,8 @@ class SamplingParams:
                 raise ValueError(f"logit_bias: expected numbers by token id, got {token!r}: {value!r:.60}")
         if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
             raise ValueError(f"logprobs: expected None or 0 to {MOST_LOGPROBS}, got {self.logprobs!r}")
+        if self.ignore_eos and self.constraint is not None:  # behind the end of its language nothing may follow
+            raise ValueError("ignore_eos: can't be met beside a constraint, which says where an answer ends")
         self.settings(0, None)
         check_lookup(self.prompt_lookup_num_tokens)
 
