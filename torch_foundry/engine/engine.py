@@ -85,6 +85,10 @@ class Engine:
         self._changing = False  # whether the thread that has the lock is in the middle of a change
         self._cancelled: list[Sequence] = []  # and not ended yet
 
+    def __getstate__(self) -> object:
+        """TypeError: its graphs, pages and lock are of this process."""
+        raise TypeError("an engine can't be copied or pickled; its model can, for another engine")
+
     def submit(
         self,
         prompt: str | Iterable[int] | Tensor | Mapping[str, Any],
