@@ -46,6 +46,7 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (["--blocks", f"{2**60}"], f"no room for {2**60} blocks of 16 tokens"),
         (["--requests", f"{2**62}", "--blocks", "64"], "no room for so large a cache: expected fewer --requests"),
         (["--port", "65536"], "--port 65536: expected 0 to 65535"),
+        (["--timeout", "nan"], "timeout: expected a positive number, got nan"),
         (["--port", "-1"], "--port -1: expected 0 to 65535"),
         (["nowhere"], "nowhere: no such model directory"),
     ],
