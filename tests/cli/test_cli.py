@@ -158,6 +158,7 @@ def test_broken_directories_get_one_line_and_exit_code_2(
     "line, message",
     [
         ("generate --max-new-tokens 0", "--max-new-tokens 0"),
+        ("generate --no-compare --temperature 1e-320", "an infinite score can't be drawn from"),
         ("generate --quantize q9", "--quantize q9: expected one of"),
         ("generate --device abacus", "--device abacus"),
         ("generate --device meta", "--device meta"),

@@ -70,6 +70,7 @@ def test_what_sees_images_stays(name: str, tmp_path: Path) -> None:
         (["--imatrix", "text.txt"], "--imatrix: expected --quantize with one of q2_k, q3_k"),
         (["--imatrix", "text.txt", "--quantize", "q8_0"], "--imatrix: expected --quantize with one of"),
         (["--imatrix", "absent.txt", "--quantize", "iq4_nl"], "absent.txt: cannot be read"),
+        (["--imatrix", "/dev/null", "--quantize", "iq4_nl"], "/dev/null: no text in it"),
     ],
 )
 def test_refusals(

@@ -43,7 +43,7 @@ def test_answers_are_the_same(options: dict[str, Any]) -> None:
 def test_how_often_is_waited() -> None:
     """Once for half of `ahead` tokens, as far as the longest answer needs them, and once while prompts are read."""
     model = patched()
-    for ahead, waits in ((1, 21), (2, 21), (4, 11), (100, 2)):
+    for ahead, waits in ((1, 21), (2, 21), (4, 11), (100, 2), (2**60, 2)):
         engine = Engine(model, requests=2, ahead=ahead)
         streams = [
             engine.submit(prompts()[i], SamplingParams(max_tokens=n, temperature=0)) for i, n in enumerate((21, 9))

@@ -13,6 +13,7 @@ import torch_foundry
 from tests.hf import ripple
 from tests.hf.ripple import WIDTH
 from tests.hf.tiny_models import ids
+from torch_foundry.core.memory import DoesNotFit
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.engine.memory import memory_of
 
@@ -47,6 +48,18 @@ def expected(stock: Any) -> list[list[int]]:
 def answer(stock: Any, prompt: list[int]) -> list[int]:
     text = stock.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
     return text[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"ahead": 2**60}, {"snapshots": 2**60}, {"snapshots": 2**60, "snapshot_format": "q8_0"}, {"cache_bytes": 2**60}],
+    ids=str,
+)
+def test_states_that_are_too_many_for_any_machine(model: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(
+        DoesNotFit, match=r"no room for 4 requests with \d+ each .* an engine has at most 16777216 states"
+    ):
+        build(model, **options)
 
 
 def build(model: Any, **options: Any) -> Engine:

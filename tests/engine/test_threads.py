@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import signal
 import sys
@@ -169,3 +171,15 @@ def test_made_in_inference_mode() -> None:
         inside = [engine.submit(prompts()[0], params).result() for params in KINDS]
     assert inside == [engine.submit(prompts()[0], params).result() for params in KINDS] == expected
     assert SamplingParams() == SamplingParams(stop=[], stop_token_ids=[])
+
+
+def test_an_engine_is_not_copied() -> None:
+    """As a process that is spawned would get it; its model is."""
+    model = patched()
+    engine = Engine(model, requests=2)
+    expected = engine.submit([3, 4], GREEDY).result()
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="an engine can't be copied or pickled; its model can"):
+            copied(engine)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert Engine(other, requests=2).submit([3, 4], GREEDY).result() == expected

@@ -107,6 +107,28 @@ def test_rope_that_depends_on_the_length(rope: str) -> None:
     assert report(model).steps or not constant
 
 
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"max_new_tokens": 10**9, "eos_token_id": 7}, "no memory is set aside for 1000000009 tokens a row"),
+        ({"max_new_tokens": 10**20, "eos_token_id": 7}, "no memory is set aside for"),
+        ({"temperature": 1e300, "do_sample": True}, "a setting is no number of 32 bits"),
+        ({"repetition_penalty": 1e300}, "a setting is no number of 32 bits"),
+        ({"no_repeat_ngram_size": 10**10}, "a setting is no number of 32 bits"),
+    ],
+    ids=str,
+)
+def test_numbers_that_are_too_large_for_the_sampler(options: dict[str, Any], reason: str) -> None:
+    ends = int(reference("llama")[0, 20])  # the text has it soon, however long it may be
+    options = {**options, "eos_token_id": ends} if "eos_token_id" in options else options
+    model, found = patched(), []
+    for each in (copy.deepcopy(shared("llama")), model):
+        torch.manual_seed(5)
+        found.append(generate(each, **options).tolist())
+    assert found[0] == found[1]
+    assert any(each.startswith(f"generate: {reason}") for each in report(model).eager), str(report(model))
+
+
 def test_many_rows() -> None:
     """For those there is torch's own matrix product, layer by layer."""
     inputs = padded([9, 4, 7] * 7)

@@ -206,6 +206,12 @@ def test_cached_tokens_are_counted(ai: openai.OpenAI) -> None:
         ("chat/completions", {"logprobs": True, "top_logprobs": 50}, "logprobs: "),
         ("chat/completions", {"tool_choice": "any"}, "tool_choice"),
         ("chat/completions", {"n": 0}, "n: "),
+        (
+            "chat/completions",
+            {"ignore_eos": True, "response_format": {"type": "json_object"}},
+            "ignore_eos: can't be met beside a constraint",
+        ),
+        ("completions", {"prompt": "a", "n": 2, "seed": 2**64 - 1}, "seed: expected a number of 64 bits"),
         ("chat/completions", {"n": 10**12, "response_format": {"type": "json_object"}}, "n: expected 1 to 8"),
         ("completions", {"prompt": "a", "n": 10**12}, "n: expected 1 to 8"),
         ("completions", {"prompt": ["a", "b", "c"], "n": 3}, "prompt: expected at most 8 answers to all, got 9"),

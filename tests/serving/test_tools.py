@@ -181,6 +181,14 @@ def test_values_of_calls(demo: Any) -> None:
     assert '"additionalProperties": false' in text
 
 
+def test_a_schema_that_is_too_deep(demo: Any) -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(3000):
+        schema = {"anyOf": [schema]}
+    with pytest.raises(ApiError, match=r"response_format: .*recursion"):
+        Grammars(demo[1], 4096, [2]).constraint("json_schema", schema, "response_format")
+
+
 FORCED: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 
 

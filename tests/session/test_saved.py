@@ -77,6 +77,17 @@ def test_what_is_restored_has_the_same_bits(name: str, kv_cache: Any, tmp_path: 
     assert Session.restore(path, model, **OPTIONS).tokens == session.tokens
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "qwen3_5"])
+def test_edited_as_soon_as_it_is_restored(name: str, tmp_path: Path) -> None:
+    """What is left is as much as of the session that was saved: windows go back too."""
+    model, path = build(name), tmp_path / "session.safetensors"
+    session, text = saved(path, model)
+    edited = torch.cat([text[:, :-30], ids(1, 5, seed=4)], 1)
+    other = Session.restore(path, model, **OPTIONS)
+    assert other.generate(edited).tolist() == session.generate(edited).tolist()
+    assert other.reused == session.reused > 0
+
+
 def test_another_kv_cache_and_fewer_snapshots(tmp_path: Path) -> None:
     path = tmp_path / "session.safetensors"
     saved(path, build("mistral", "q8_0"))

@@ -79,6 +79,8 @@ def _pack(args: argparse.Namespace, model: Any, tokenizer: Any) -> None:
             text = args.imatrix.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{args.imatrix}: cannot be read: {first_line(error)}") from error
+        if not text.strip():
+            raise UserError(f"{args.imatrix}: no text in it")
         found = importance(model, tokenizer(text, return_tensors="pt", verbose=False).input_ids[0])
     quantize(model, args.quantize, found)
 

@@ -76,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
     for mode in modes:
         _unpatch(model) if mode == "stock" else torch_foundry.patch(model, sync_every=args.sync_every)
         for found, each in zip(runs, inputs, strict=True):
-            found[mode] = _generate(mode, model, tokenizer, each, args)
+            try:
+                found[mode] = _generate(mode, model, tokenizer, each, args)
+            except (ValueError, RuntimeError) as error:  # no score that can be drawn from, no memory ...
+                raise UserError(first_line(error)) from error
     equal = all(len({tuple(run.tokens) for run in found.values()}) == 1 for found in runs)
     lengths = [each["input_ids"].shape[-1] for each in inputs]
     if args.json:

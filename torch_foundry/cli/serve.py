@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UserError(f"no module {error.name}: pip install 'torch_foundry[serve]'") from error
     check_format(args.quantize)
+    if not 0 <= args.port < 1 << 16:
+        raise UserError(f"--port {args.port}: expected 0 to {(1 << 16) - 1}")
     names = tuple(args.name or [name_of(args.model, "demo")])
     told = {field.name for field in dataclasses.fields(ServerConfig)} & vars(args).keys()
     try:

@@ -25,6 +25,7 @@ from torch_foundry.engine.sequence import Sequence
 from torch_foundry.engine.steps import Steps, not_embedded
 from torch_foundry.engine.stream import Stream
 from torch_foundry.generation.drafting import SpeculationStats
+from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.models.decoder import decoder_plan
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
@@ -61,12 +62,13 @@ class Engine:
             with torch.no_grad():
                 plan.check()
             blocks, self.snapshots = divided(own, plan.specs, plan.dtype, longest)
+            recurrent = any(isinstance(spec, RecurrentSpec) for spec in plan.specs)
             self.cache = PagedCache(
                 config,
                 blocks,
                 block_size=own.block_size,
                 kv_cache=own.kv_cache,
-                states=own.state_tables(self.snapshots),
+                states=own.state_tables(self.snapshots) if recurrent else None,
                 snapshot_format=own.snapshot_format,
             )
             self._ranks = Ranks(plan.split, own)
@@ -86,6 +88,10 @@ class Engine:
         self._lock = threading.RLock()
         self._changing = False  # whether the thread that has the lock is in the middle of a change
         self._cancelled: list[Sequence] = []  # and not ended yet
+
+    def __getstate__(self) -> object:
+        """TypeError: its graphs, pages and lock are of this process."""
+        raise TypeError("an engine can't be copied or pickled; its model can, for another engine")
 
     def submit(
         self,

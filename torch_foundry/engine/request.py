@@ -16,6 +16,7 @@ from torch_foundry.core.load_errors import is_fault
 from torch_foundry.engine.next_tokens import Constraint
 from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.packed_state_tables import PackedStateTables
+from torch_foundry.kvcache.room import check_states
 from torch_foundry.kvcache.state_tables import EVERY, StateTables
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.sampling import Settings
@@ -104,6 +105,8 @@ class SamplingParams:
                 raise ValueError(f"logit_bias: expected numbers by token id, got {token!r}: {value!r:.60}")
         if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
             raise ValueError(f"logprobs: expected None or 0 to {MOST_LOGPROBS}, got {self.logprobs!r}")
+        if self.ignore_eos and self.constraint is not None:  # behind the end of its language nothing may follow
+            raise ValueError("ignore_eos: can't be met beside a constraint, which says where an answer ends")
         self.settings(0, None)
         check_lookup(self.prompt_lookup_num_tokens)
 
@@ -202,9 +205,10 @@ class EngineConfig:
             raise ValueError(f"{', '.join(given)}: expected one of them, got {'both' if len(given) == 2 else 'all'}")
 
     def state_tables(self, snapshots: int) -> StateTables:
-        """Slots for the recurrent states of all requests, and snapshots."""
+        """Slots for the recurrent states of all requests, and snapshots. DoesNotFit: they are too many."""
         drafts = self.prompt_lookup_num_tokens or self.use_mtp or self.assistant_model is not None
         ring = 1 + max(self.ahead, LONGEST_STEP if drafts else 1)
+        check_states(self.requests, ring, snapshots)
         kind = StateTables if self.snapshot_format is None else PackedStateTables
         return kind(self.requests, ring, snapshots, every=self.snapshot_every)
 

@@ -26,6 +26,7 @@ BY_DEFAULT = OVERLAPPED  # the least that leaves no gap on the device
 KNOWN = frozenset({"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "inputs_embeds", "tokenizer"})
 REPLACED = {"prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill"}
 RECORDED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+MOST_IDS = 2**24  # of all rows, for which the sampler has memory from the beginning
 chosen_by_call: ContextVar[int | None] = ContextVar("sync_every", default=None)  # of generate(), while it runs
 
 
@@ -59,6 +60,8 @@ class Request:
         self.stops = StoppingCriteria(stopping_criteria, input_ids, None if pad is None else int(pad))
         assert self.stops.max_length is not None
         self.capacity = horizon_for(max(self.stops.max_length, input_ids.shape[1] + 1))
+        if self.capacity * input_ids.shape[0] > MOST_IDS:  # as with a length that nobody means, such as 10**9
+            raise Fallback(f"no memory is set aside for {self.stops.max_length} tokens a row")
         self.cache: DynamicCache = model_kwargs["past_key_values"]
         self.runner = DecodeRunner(model, plan, self.cache, input_ids.shape[0], model_kwargs)
         if replaced_ids(path_to_decoder(model)[-2]) and (settings.counts_tokens or settings.bans_sequences):

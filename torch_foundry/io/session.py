@@ -275,6 +275,8 @@ class Session:
             if said["model"] != fingerprint(model):
                 raise LoadError("SESSION", path, "model", expected="the model that it was saved with", found="another")
             restore(file, said, session.cache, model)
+            if any(session.cache.is_sliding):  # as behind each turn: windows can be cropped, and go back to snapshots
+                session.cache.activate_past_recording()
             session.tokens, session._mask = (texts(file, name, said["seen"]) for name in ("tokens", "mask"))
         session.messages, vars(session.cache)["shown"] = said["messages"], said.get("shown", "")
         return session

@@ -11,6 +11,7 @@ from torch_foundry.core import devices, memory
 from torch_foundry.kvcache.base import CacheLayer, RecurrentSpec
 
 LARGEST = 2**31 - 1  # elements of a buffer (bytes, if it is packed): kernels index with 32 bits
+MOST_STATES = 2**24  # recurrent states of an engine, of which Python has lists
 CAPACITY_STEP = 128  # tokens; kernels that walk the cache in tiles never see a smaller allocation
 ADVICE = 'a shorter prompt, fewer rows or patch(model, kv_cache="q8_0") needs less'
 
@@ -78,6 +79,15 @@ def check_blocks(blocks: int, size: int, row: int = 1) -> None:
         raise memory.DoesNotFit(
             f"KV cache: no room for {blocks} blocks of {size} tokens: a layer's keys or values have at most 2^31-1 "
             f"elements, of which a token takes {row}, so {most} blocks fit"
+        )
+
+
+def check_states(sequences: int, ring: int, snapshots: int) -> None:
+    """DoesNotFit if `ring` recurrent states of each of `sequences` sequences, and snapshots, are too many."""
+    if sequences * ring + snapshots > MOST_STATES:
+        raise memory.DoesNotFit(
+            f"recurrent states: no room for {sequences} requests with {ring} each (ahead + 1 at least) and {snapshots} "
+            f"snapshots: an engine has at most {MOST_STATES} states"
         )
 
 

@@ -164,7 +164,12 @@ class Settings:
             fields.update(_TRANSLATIONS[name](processor))
         eos = _ids(_first(config, "_eos_token_tensor", "eos_token_id"))
         pad = _ids(_first(config, "_pad_token_tensor", "pad_token_id"))
-        return cls(**fields, eos=eos, pad=(pad or eos or (0,))[0]), ""
+        settings = cls(**fields, eos=eos, pad=(pad or eos or (0,))[0])
+        try:
+            params_of(settings, 0)
+        except (OverflowError, struct.error):
+            return None, "a setting is no number of 32 bits"
+        return settings, ""
 
     def replace(self, **changes: Any) -> Settings:
         """A copy with other values."""

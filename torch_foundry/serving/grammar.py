@@ -48,7 +48,7 @@ class Grammars:
             matcher = make(self._known, grammar)
             if matcher.is_error():
                 raise ValueError(matcher.get_error())
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ApiError(400, f"{field}: {str(error).strip().splitlines()[0]:.300}", field) from error
         return Matcher(matcher, self._size)
 

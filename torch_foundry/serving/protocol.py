@@ -94,9 +94,13 @@ class SamplingBody(Body):
 
 
 def several(params: SamplingParams, constraints: Sequence[Any]) -> list[SamplingParams]:
-    """The same for a choice with each of `constraints`, each with a seed of its own if there is one."""
+    """The same for a choice with each of `constraints`, each with a seed of its own if there is one. ApiError: what
+    can't be met beside them, by the field's name."""
     seeds = [None if params.seed is None else params.seed + i for i in range(len(constraints))]
-    return [replace(params, seed=seed, constraint=own) for seed, own in zip(seeds, constraints, strict=True)]
+    try:
+        return [replace(params, seed=seed, constraint=own) for seed, own in zip(seeds, constraints, strict=True)]
+    except ValueError as error:
+        raise api_error(error) from error
 
 
 def texts_of(content: Any, field: str, kinds: Sequence[str] = ("text",)) -> str:

@@ -55,7 +55,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, int | float) and value <= 0:
+            if isinstance(value, int | float) and not value > 0:  # NaN too
                 raise ValueError(f"{name}: expected a positive number, got {value}")
         if not self.names or not all(self.names):
             raise ValueError("names: expected the name of the model")
