@@ -141,3 +141,9 @@ def test_many_rows() -> None:
         torch.manual_seed(5)
         found.append(generate(each, inputs, max_new_tokens=3, **SAMPLED).tolist())
     assert found[0] == found[1], "torch's random numbers, from the first on"
+
+
+@pytest.mark.parametrize("options", [{"prompt_lookup_num_tokens": 0}, {"max_matching_ngram_size": -1}], ids=str)
+def test_no_tokens_to_look_up(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="Invalid max_matching_ngram_size or num_output_tokens"):
+        generate(patched(), **{"prompt_lookup_num_tokens": 3, **options})

@@ -259,8 +259,11 @@ def speculative(request: Request, totals: SpeculationStats, config: Any, assista
         source = mtp_head(request.model)
         model = MTPDrafter(source, request.runner, request.input_ids, request.capacity)
     elif config.prompt_lookup_num_tokens is not None:
-        source, most = PromptLookup, config.prompt_lookup_num_tokens
-        lookup = PromptLookup(config.max_matching_ngram_size or LONGEST_MATCH)
+        source, most, longest = PromptLookup, config.prompt_lookup_num_tokens, config.max_matching_ngram_size
+        longest = LONGEST_MATCH if longest is None else longest
+        if most < 1 or longest < 1:  # an error of stock code
+            raise Fallback("no tokens are to be looked up")
+        lookup = PromptLookup(longest)
     elif hasattr(assistant, "generator_plan"):
         model = DraftModel(assistant, request.input_ids, request.capacity)
         most = assistant.generation_config.num_assistant_tokens
