@@ -60,7 +60,7 @@ class Case:
     constants: Mapping[int, int] = field(default_factory=dict)
     threadgroup: tuple[int, ...] = ()  # bytes of each threadgroup argument
     constant_types: Mapping[int, str] = field(default_factory=dict)
-    divergent: bool = False  # MLX lets threads return before a barrier that others reach
+    divergent: bool = False  # MLX lets threads return before a barrier that others reach, or meet at two of them
     needs: str = ""  # text before the instances
     wanted: Callable[[Mapping[int, Buffer]], Mapping[int, Wanted]] | None = None  # by index, where there is no source
     project: str = "mlx"  # of projects.ALL

@@ -22,8 +22,10 @@ def case(name: str) -> Case | None:
     constants = {10: 0, 100: 0, 110: 0, 200: 0, 201: 0, 202: 1}  # neither M nor N ends with a tile
     turned = left == "t", right == "t"
     grid = (-(-N // bn), -(-M // bm), 1)
-    return Case(name, "nax", "", partial(_buffers, kind, turned, (bm, bn), bk), grid, (32, wn, wm), threads=False,
-                constants=constants, wanted=partial(_product, kind, turned, 2 * bk), project="m5")  # fmt: skip
+    # divergent: simdgroups at an edge take a loop of their own, with barriers of its own
+    given, wanted = partial(_buffers, kind, turned, (bm, bn), bk), partial(_product, kind, turned, 2 * bk)
+    return Case(name, "nax", "", given, grid, (32, wn, wm), threads=False, constants=constants, wanted=wanted,
+                project="m5", divergent=True)  # fmt: skip
 
 
 def _whole(kind: str, count: int, seed: int) -> Buffer:
