@@ -13,6 +13,7 @@ import torch_foundry
 from tests.hf.tiny_models import padded, shared
 from torch_foundry.core import devices, runtime
 from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.generation.step_graph import of_prompts
 from torch_foundry.kvcache import view
 from torch_foundry.kvcache.formats import PLAIN, Formats
 from torch_foundry.kvcache.view import KVView
@@ -180,3 +181,26 @@ def test_prompts_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         logits = model(ids).logits[0, -1].float()
         assert logits[answer[0]] >= logits.max() - 0.1 * logits.std()
     assert len(calls) >= len(texts) * 2 * 2  # of each text's steps all but the first, in two layers
+
+
+@torch.no_grad()
+def test_only_who_reads_a_long_text_is_read_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at once, as long as each other; a short prompt beside a long text that generates is captured."""
+    by_torch, calls = view.torch_attention, []
+    monkeypatch.setattr(view, "torch_attention", lambda *given, **more: calls.append(1) or by_torch(*given, **more))
+    monkeypatch.setattr(type(devices.HOST), "captured_keys", 64)
+    model = torch_foundry.patch(copy.deepcopy(shared("llama")).to(torch.bfloat16))
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(3, model.config.vocab_size, (2, 96), generator=generator).tolist()
+    engine = Engine(model, requests=4, blocks=32, budget=256)
+    both = [engine.submit(text, SamplingParams(max_tokens=30, temperature=0)) for text in texts]
+    engine.step()
+    assert len(calls) == 2 * 2 and all(stream.tokens for stream in both), "both in one step, in two layers"
+    for stream, text in zip(both, texts, strict=True):
+        logits = model(torch.tensor([text])).logits[0, -1].float()
+        assert logits[stream.tokens[0]] >= logits.max() - 0.1 * logits.std()
+    calls.clear()
+    for start in range(3, 8):  # the fourth of its kind is captured
+        engine.submit(range(start, start + 30), SamplingParams(max_tokens=1, temperature=0)).result()
+    forward = engine._steps.forward
+    assert any(of_prompts(sizes) for sizes in forward.graphs.of(forward))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
-from torch_foundry.core.limits import ROWS_TOGETHER, power_of_two
+from torch_foundry.core.limits import FEW_ROWS, ROWS_TOGETHER, power_of_two
 from torch_foundry.engine.batch import Batch, GroupedView
 from torch_foundry.engine.sequence import Parts, ScheduledSequence
 from torch_foundry.generation.graph_cache import GraphCache
@@ -118,8 +118,7 @@ class Forward:
         states = {index: mixer.state for index, mixer in self.plan.owners.items()}
         cache.prepare(states, self.plan.dtype, self.plan.device)
         self.graphs = cast(GraphCache, self.plan.graphs)
-        self._snapshot = self.plan.guard
-        self._requests = requests
+        self._snapshot, self._requests = self.plan.guard, requests
         self._met: Counter[Hashable] = Counter()  # steps with prompts
         self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
         device = devices.of(self.plan.device)
@@ -242,10 +241,9 @@ class Forward:
         mixed = any(plan.layer.experts is not None for plan in self.plan.layers)
         if tokens > EXPERT_TOKENS and (mixed or any(mixer.by_heads for mixer in self.plan.mixers)):
             return False
-        manager = self.cache.manager
-        longest = max(len(manager.table(part.id)) for part in parts)
+        longest = max(len(self.cache.manager.table(part.id)) for part in parts)
         if longest > self._width:
-            self._width = min(power_of_two(longest), manager.blocks)
+            self._width = min(power_of_two(longest), self.cache.manager.blocks)
             self.graphs.drop(self)
         budget = self.graphs.budget(self.plan.device)
         room = budget - self._bytes(sizes)
@@ -255,24 +253,28 @@ class Forward:
             return True
         padded = 2 * sum(len(part.ids) for part in parts) < tokens > self._prompts // 2
         others = sum(self._bytes(own) for own in self.graphs.of(self) if not of_prompts(own))
-        pieces, length = sizes[-1]
-        if pieces * length > self._prompts or padded or room < others or 0 < self._keys <= longest * manager.block_size:
+        if sizes[-1][0] * sizes[-1][1] > self._prompts or padded or room < others or any(map(self._by_torch, parts)):
             return False
         self._met[sizes] += 1
         return self._met[sizes] >= OFTEN
+
+    def _by_torch(self, part: ScheduledSequence) -> bool:
+        """Whether torch may compute the part's attention, if it is alone in its group and the step isn't captured."""
+        keys = len(self.cache.manager.table(part.id)) * self.cache.manager.block_size
+        return 0 < self._keys <= keys and len(part.ids) > FEW_ROWS
 
     def _bytes(self, sizes: Sizes) -> int:
         return step_bytes(self.plan, sizes, self._width * self.cache.manager.block_size)
 
     def _eager(self, parts: Parts, hidden: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """As `_captured`, without a graph."""
-        alike: defaultdict[int, list[ScheduledSequence]] = defaultdict(list)
+        alike: defaultdict[tuple[int, Hashable], list[ScheduledSequence]] = defaultdict(list)
         for part in parts:
             pieces = list(part.cut(MAX_GEMV_ROWS)) if self.batch_invariant else [part]
             whole = self.cache.manager.states.slots  # recurrent layers want pieces side by side
             for piece in pieces:
-                alike[len((pieces[0] if whole else piece).ids)].append(piece)
-        sizes = tuple((len(found), length) for length, found in alike.items())
+                alike[len((pieces[0] if whole else piece).ids), self._by_torch(piece) and piece.id].append(piece)
+        sizes = tuple((len(found), length) for (length, _), found in alike.items())
         width = max(len(self.cache.manager.table(part.id)) for part in parts)
         step = PagedStep(self.plan, self.cache, sizes, width, self.batch_invariant)
         step.fill(list(alike.values()), parts, hidden, tokens)
