@@ -16,41 +16,55 @@ template <typename T> struct MatrixRows {
 };
 
 // The rows behind an RMSNorm, rounded once to T: all of them in threadgroup memory, for all of a threadgroup's
-// products. `squares`: matrix_rows floats a simdgroup. All threads must call this.
-template <typename T, int VEC>
+// products, in Q's pairs. In x they lie one behind the other, k elements each. `squares`: matrix_rows floats a
+// simdgroup. All threads must call this. A launch runs this code once, so it pays for fetching it: what needn't be
+// unrolled isn't.
+template <typename Q, typename T, int VEC>
 METAL_FUNC void norm_rows(thread const MatrixRows<T>& rows, device const T* weight, float offset, float eps, uint k,
                           ushort lane, ushort simdgroup, ushort simdgroups, threadgroup float* squares,
                           threadgroup uchar* to) {
+  using Pair = metal::vec<T, 2>;
   const uint first = (simdgroup * simd_width + lane) * chunk, step = simdgroups * simd_width * chunk;
-  float own[matrix_rows];
+  device const T* const x = rows.x + rows.row[0];
+  float own[matrix_rows] = {};
+  for (uint at = first; at < k; at += step) {
+    T v[matrix_rows][chunk];
 #pragma unroll
-  for (uint m = 0; m < matrix_rows; ++m) {
-    own[m] = 0.0f;
-    if (m >= rows.count) continue;
-    for (uint at = first; at < k; at += step) {
-      T v[chunk];
-      load_elements<VEC>(rows.x + rows.row[m] + at, v);
-      for (int j = 0; j < chunk; ++j) own[m] = metal::fma(float(v[j]), float(v[j]), own[m]);
+    for (uint m = 0; m < matrix_rows; ++m) // all reads before their use
+      if (m < rows.count) load_elements<VEC>(x + m * k + at, v[m]);
+#pragma unroll
+    for (uint m = 0; m < matrix_rows; ++m)
+      if (m < rows.count)
+        for (int j = 0; j < chunk; ++j) own[m] = metal::fma(float(v[m][j]), float(v[m][j]), own[m]);
+  }
+#pragma unroll
+  for (uint m = 0; m < matrix_rows; ++m)
+    if (m < rows.count) {
+      const float sum = metal::simd_sum(own[m]);
+      if (lane == m) squares[simdgroup * matrix_rows + m] = sum;
     }
-  }
-  for (uint m = 0; m < matrix_rows; ++m) {
-    const float sum = metal::simd_sum(own[m]);
-    if (lane == m) squares[simdgroup * matrix_rows + m] = sum;
-  }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-#pragma unroll
-  for (uint m = 0; m < matrix_rows; ++m) {
-    if (m >= rows.count) continue;
-    float sum = 0.0f;
-    for (uint s = 0; s < simdgroups; ++s) sum += squares[s * matrix_rows + m];
-    const float factor = metal::rsqrt(sum / float(k) + eps);
+  float total = 0.0f; // of row `lane`
+#pragma unroll 4
+  for (uint s = 0; s < simdgroups; ++s) total += squares[s * matrix_rows + lane % matrix_rows];
+  const float factors = metal::rsqrt(total / float(k) + eps);
+#pragma unroll 1
+  for (uint m = 0; m < rows.count; ++m) {
+    const float factor = metal::simd_shuffle(factors, ushort(m));
+#pragma unroll 1
     for (uint at = first; at < k; at += step) {
       T v[chunk], g[chunk];
-      load_elements<VEC>(rows.x + rows.row[m] + at, v);
+      load_elements<VEC>(x + m * k + at, v);
       load_elements<VEC>(weight + at, g);
       threadgroup uint* row = (threadgroup uint*)(to + m * matrix_whole_stride(k) + at * sizeof(T));
+      uint raw[chunk / 2];
       for (int j = 0; j < chunk; ++j) v[j] = T(float(v[j]) * factor * (offset + float(g[j])));
-      for (int j = 0; j < chunk / 2; ++j) row[j] = as_type<uint>(metal::vec<T, 2>(v[2 * j], v[2 * j + 1]));
+      for (int j = 0; j < chunk / 2; ++j) raw[j] = as_type<uint>(Pair(v[2 * j], v[2 * j + 1]));
+      for (int j = 0; j < chunk / 2; j += 2) {
+        Pair pairs[2];
+        Q::template Fragments<T>::pairs(metal::uint2(raw[j], raw[j + 1]), pairs);
+        for (int f = 0; f < 2; ++f) row[j + f] = as_type<uint>(pairs[f]);
+      }
     }
   }
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -67,11 +81,12 @@ template <typename Q, typename T, int OUTS> struct MatrixStep {
 
   // Adds the products of `period` of a step whose rows of W are at w_rows, each `past` bytes behind a word, and whose
   // `blocks` times eight rows of x, BLOCKS at most, are at x_row, `x_block` bytes from each eight to the next, for this
-  // lane. Each group of codes is multiplied before its scale, exactly but for the sums.
+  // lane; in_pairs: as norm_rows has them. Each group of codes is multiplied before its scale, exactly but for the
+  // sums.
   template <int BLOCKS>
   static METAL_FUNC void add_period(threadgroup const uchar* w_rows, thread const uint (&past)[2 * tiles],
-                                    threadgroup const uchar* x_row, uint x_block, uint blocks, uint period, uint t,
-                                    uint base, ushort lane, thread Sum (&sum)[BLOCKS]) {
+                                    threadgroup const uchar* x_row, uint x_block, uint blocks, bool in_pairs,
+                                    uint period, uint t, uint base, ushort lane, thread Sum (&sum)[BLOCKS]) {
     F rows[tiles][2];
     for (uint i = 0; i < 2 * tiles; ++i)
       rows[i / 2][i % 2].read((threadgroup const uint*)(w_rows + 8 * i * stride), past[i], period, t);
@@ -99,9 +114,10 @@ template <typename Q, typename T, int OUTS> struct MatrixStep {
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
           if (uint(b) >= blocks) continue;
-          F::pairs(*(threadgroup const metal::uint2*)(x_row + b * x_block + column * sizeof(T)), pairs);
+          const metal::uint2 own = *(threadgroup const metal::uint2*)(x_row + b * x_block + column * sizeof(T));
+          F::pairs(own, pairs);
           metal::simdgroup_matrix<T, 8, 8> x[2];
-          for (int f = 0; f < 2; ++f) x[f].thread_elements() = pairs[f];
+          for (int f = 0; f < 2; ++f) x[f].thread_elements() = in_pairs ? as_type<Pair>(own[f]) : pairs[f];
           for (uint i = 0; i < tiles; ++i) {
             if (F::has_scale)
               multiply_accumulate_2x2_transposed(products[b][i], codes[i], x, lane);
@@ -144,13 +160,13 @@ template <typename Q, typename T, int VEC, int OUTS> struct CopyWeights {
   // The step at `column`, less than k.
   METAL_FUNC void copy(uint column, uint k, threadgroup uchar* to, ushort lane) const thread {
     const uint block = column / Q::block_size;
-    const uint there =
-        metal::min(in_row, (k / Q::block_size - block) * uint(sizeof(typename Q::block)) / uint(sizeof(Piece)));
+    const uint there = (k / Q::block_size - block) * uint(sizeof(typename Q::block)) / uint(sizeof(Piece));
+    constexpr bool dense = Step::stride == Step::bytes; // rows lie one behind the other
 #pragma unroll
     for (uint j = 0; j < pieces; ++j) {
-      const uint i = j * simd_width + lane;
-      if (i < OUTS * in_row && i % in_row < there)
-        copy_ahead((threadgroup Piece*)(to + i / in_row * Step::stride) + i % in_row,
+      const uint i = j * simd_width + lane, row = i / in_row, piece = i % in_row;
+      if (i < OUTS * in_row && (there >= in_row || piece < there))
+        copy_ahead((threadgroup Piece*)(to + (dense ? 0 : row * Step::stride)) + (dense ? i : piece),
                    (device const Piece*)(from[j] + ulong(block) * sizeof(typename Q::block)));
     }
   }
@@ -233,14 +249,10 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
       threadgroup const uchar* w_rows = now + own.row * Step::stride;
       threadgroup const uchar* x_row =
           is_whole ? x_whole + first * sizeof(T) : now + OUTS * Step::stride + m * Step::x_stride + t * 4 * sizeof(T);
-      if (first + step <= k) {
 #pragma unroll
-        for (uint period = 0; period < step / Step::columns; ++period)
-          Step::template add_period<1>(w_rows, past, x_row, 0, 1, period, t, base, lane, sum);
-      } else {
-        for (uint period = 0; period < (k - first) / Step::columns; ++period)
-          Step::template add_period<1>(w_rows, past, x_row, 0, 1, period, t, base, lane, sum);
-      }
+      for (uint period = 0; period < step / Step::columns; ++period)
+        if (first + period * Step::columns < k)
+          Step::template add_period<1>(w_rows, past, x_row, 0, 1, is_whole, period, t, base, lane, sum);
       now = now + stage < memory + STEPS * stage ? now + stage : memory;
     }
   }
@@ -250,13 +262,15 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
 template <int OUTS> struct MatrixSums {
   threadgroup const float* partial; // of the team's parts, one after the other
   uint first, step;                 // of those that this thread takes
+  uint count;           // of whole simdgroups, as pairs of lanes exchange theirs
   uint split;
-  FOUNDRY_CONST uint count = matrix_rows * OUTS;
+  FOUNDRY_CONST uint most = matrix_rows * OUTS;
 
   METAL_FUNC bool has(uint) const { return true; }
   METAL_FUNC float operator[](uint i) const {
     float total = partial[i];
-    for (uint p = 1; p < split; ++p) total += partial[p * count + i];
+#pragma unroll 4
+    for (uint p = 1; p < split; ++p) total += partial[p * most + i];
     return total;
   }
 };

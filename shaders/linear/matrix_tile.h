@@ -57,16 +57,11 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, int BLOCKS> stru
       const uint from = column - (STEPS - 1) * split * step, now = (turn + 1) % STEPS;
       threadgroup const uchar* w_rows = w_stages + now * w_bytes + own.row * Step::stride;
       threadgroup const uchar* x_row = x_stages + now * x_bytes + own.row * Step::x_stride + t * 4 * sizeof(T);
-      if (from + step <= k) {
 #pragma unroll
-        for (uint period = 0; period < step / Step::columns; ++period)
-          Step::template add_period<BLOCKS>(w_rows, past, x_row, 8 * Step::x_stride, blocks, period, t, base, lane,
-                                            sum);
-      } else if (from < k) {
-        for (uint period = 0; period < (k - from) / Step::columns; ++period)
-          Step::template add_period<BLOCKS>(w_rows, past, x_row, 8 * Step::x_stride, blocks, period, t, base, lane,
-                                            sum);
-      }
+      for (uint period = 0; period < step / Step::columns; ++period)
+        if (from + period * Step::columns < k)
+          Step::template add_period<BLOCKS>(w_rows, past, x_row, 8 * Step::x_stride, blocks, false, period, t, base,
+                                            lane, sum);
     }
 
     // The sums take the place of the steps.

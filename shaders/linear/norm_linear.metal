@@ -13,19 +13,18 @@ using namespace foundry;
 
 constant bool has_norm [[function_constant(FC_NORM_LINEAR_NORM)]];
 
-// Row n of matrices side by side. (An array of them would lie in a thread's own memory on CUDA.)
+// Row n of matrices side by side, without a branch. (An array of them would lie in a thread's own memory on CUDA.)
 template <typename Block>
 METAL_FUNC device const Block* row_of(constant NormedArgs& args, uint n, device const Block* w0, device const Block* w1,
                                       device const Block* w2, device const Block* w3) {
-  if (n < args.n[0])
-    return w0 + ulong(n) * args.row_blocks[0];
-  n -= args.n[0];
-  if (n < args.n[1])
-    return w1 + ulong(n) * args.row_blocks[1];
-  n -= args.n[1];
-  if (n < args.n[2])
-    return w2 + ulong(n) * args.row_blocks[2];
-  return w3 + ulong(n - args.n[2]) * args.row_blocks[3];
+  const uint second = args.n[0], third = second + args.n[1], fourth = third + args.n[2];
+  device const Block* w = n < second ? w0 : n < third ? w1 : n < fourth ? w2 : w3;
+  const uint first = n < second ? 0 : n < third ? second : n < fourth ? third : fourth;
+  const uint blocks = n < second   ? args.row_blocks[0]
+                      : n < third  ? args.row_blocks[1]
+                      : n < fourth ? args.row_blocks[2]
+                                   : args.row_blocks[3];
+  return w + ulong(n - first) * blocks;
 }
 
 template <typename T>

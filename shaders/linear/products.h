@@ -122,8 +122,8 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
     is_whole = normed;
     squares = memory;
     partial = squares + simdgroups * matrix_rows;
-    other = partial + simdgroups * Sums::count;
-    whole = (threadgroup uchar*)(other + simdgroups * Sums::count);
+    other = partial + simdgroups * Sums::most;
+    whole = (threadgroup uchar*)(other + simdgroups * Sums::most);
     stages = whole + (normed ? count * matrix_whole_stride(k) : 0);
     stages += simdgroup * Multiply::memory_of(normed);
   }
@@ -136,7 +136,7 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
 
   METAL_FUNC void norm(device const T* weight, float offset, float eps, uint k, ushort lane, ushort simdgroup,
                        ushort simdgroups) thread {
-    norm_rows<T, VEC>(rows, weight, offset, eps, k, lane, simdgroup, simdgroups, squares, whole);
+    norm_rows<Q, T, VEC>(rows, weight, offset, eps, k, lane, simdgroup, simdgroups, squares, whole);
   }
 
   METAL_FUNC Sums plain(thread const W&, uint split, uint, uint end, ushort lane, ushort simdgroup,
@@ -154,15 +154,16 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
     for (int i = 0; i < OUTS / 16; ++i)
       for (int j = 0; j < 2; ++j) sum[0][i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     multiply.multiply_part(rows, normed, whole, part, split, end, lane, sum);
-    threadgroup float* const team = partial + (simdgroup - part) * Sums::count;
+    threadgroup float* const team = partial + (simdgroup - part) * Sums::most;
     for (int i = 0; i < OUTS / 8; ++i)
       for (int e = 0; e < 2; ++e)
-        team[part * Sums::count + (own.column + e) * OUTS + own.row + 8 * i] =
+        team[part * Sums::most + (own.column + e) * OUTS + own.row + 8 * i] =
             sum[0][i / 2][i % 2].thread_elements()[e];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     partial = other;
-    other = team - (simdgroup - part) * Sums::count;
-    return {team, part * simd_width + lane, split * simd_width, split};
+    other = team - (simdgroup - part) * Sums::most;
+    return {team, part * simd_width + lane, split * simd_width,
+            (rows.count * OUTS + simd_width - 1) / simd_width * simd_width, split};
   }
 };
 

@@ -214,7 +214,7 @@ template <> METAL_FUNC uint32_t code_base<bfloat>(uint32_t zero) { return 0x4300
 // The lower or the upper nibbles of four bytes, less `zero`: of bytes 0 and 2, then of 1 and 3.
 METAL_FUNC void nibble_pairs(uint32_t bytes, bool upper, int zero, uint32_t base, thread metal::half2 (&w)[2]) {
   for (short i = 0; i < 2; ++i) {
-    const metal::half2 code = as_type<metal::half2>((bytes >> 8 * i & (upper ? 0x00f000f0u : 0x000f000fu)) | base);
+    const metal::half2 code = as_type<metal::half2>((bytes >> 8 * i & (upper ? 0x00f000f0u : 0x000f000fu)) ^ base);
     w[i] = upper ? metal::fma(code, metal::half2(0.0625h), metal::half2(half(-64 - zero)))
                  : code - metal::half2(half(1024 + zero));
   }
@@ -222,7 +222,7 @@ METAL_FUNC void nibble_pairs(uint32_t bytes, bool upper, int zero, uint32_t base
 METAL_FUNC void nibble_pairs(uint32_t bytes, bool upper, int zero, uint32_t base,
                              thread metal::vec<bfloat, 2> (&w)[2]) {
   for (short i = 0; i < 2; ++i)
-    w[i] = as_type<metal::vec<bfloat, 2>>((bytes >> (8 * i + (upper ? 4 : 0)) & 0x000f000fu) | base) -
+    w[i] = as_type<metal::vec<bfloat, 2>>((bytes >> (8 * i + (upper ? 4 : 0)) & 0x000f000fu) ^ base) -
            metal::vec<bfloat, 2>(bfloat(float(128 + zero)));
 }
 

@@ -161,9 +161,9 @@ def test_which_products_go_this_way() -> None:
 def test_every_entry_fits_into_threadgroup_memory() -> None:
     """Of an H100, for eight rows of as many inputs as the entry is for."""
     on = 0
-    for op in ("matrices", "norm_matrices"):
+    for op, family in itertools.product(("matrices", "norm_matrices"), ("sm_90", "sm_90-h200")):
         for key in kit.every_key(op):
-            c = tuning.choice("sm_90", key)
+            c = tuning.choice(family, key)
             fmt = quant.FORMATS[key.format]
             if not c["outputs"]:
                 continue
