@@ -11,6 +11,7 @@ from torch_foundry.hf import continuous_batching
 from torch_foundry.hf.out_of_memory import Described, explain, is_out_of_memory
 from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec
 from torch_foundry.kvcache.buffered import Buffered
+from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.view import Rope, SharedKeys
 from torch_foundry.models.attention import Attention
@@ -141,7 +142,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         slot = kv_layer(cache, plan.spec.layer_idx, plan.state.kv_cache)
         if not slot.fits(x.shape[0], mixer.state, dtype, x.device):
             raise Fallback("cache holds another shape, dtype or device")
-        if hands_on(mixer) and not (isinstance(slot, Buffered) and slot.plain):
+        if hands_on(mixer) and not (isinstance(slot, Buffered) and slot.kv_cache == PLAIN):
             raise Fallback("keys that layers share are not stored as they are")
     if mask is not None and (reason := mixer.mask_reason(mask, x, slot)):
         raise Fallback(reason)

@@ -138,6 +138,16 @@ class GrowingBuffer:
             self.move(round_up(tokens))
             self.spare = 0
 
+    def restore(self, data: torch.Tensor, dtype: torch.dtype, place: tuple[int, int] | None = None) -> None:
+        """Store a copy of `data`, memory as of `last`, of what was `dtype`. place: the token of new memory at which it
+        begins, and how many that has room for; None: for no more."""
+        tokens = data.shape[2]
+        first, capacity = place or (0, tokens)
+        memory = data.new_empty(*data.shape[:2], capacity, data.shape[3])
+        memory.narrow(2, first, tokens).copy_(data)
+        self._own(memory)
+        self.first, self.length, self.dtype = first, tokens, dtype
+
     def use_buffer(self, data: torch.Tensor) -> None:
         """Use `data` [B, H, capacity, D], of which nobody else has a view. Only while nothing is stored."""
         assert not self.length
@@ -161,11 +171,10 @@ class GrowingBuffer:
         is stored moves to the front if half of the buffer is unused by then. Not before the first use."""
         data = self.data
         assert data is not None
-        capacity = data.shape[2]
         end = self.first + self.length
-        if end + tokens <= capacity and self._writable(end):
+        if end + tokens <= self.capacity and self._writable(end):
             return
-        if self.first and max(self.length + tokens, 2 * self.length) <= capacity:
+        if self.first and max(self.length + tokens, 2 * self.length) <= self.capacity:
             self.to_front()
         else:
             self.reserve((0, 0, 0), tokens, data.dtype, data.device)
@@ -192,9 +201,8 @@ class GrowingBuffer:
         """Store `states` [B, H, n, D] behind what is there."""
         recorded = torch.is_grad_enabled() and (states.requires_grad or self.requires_grad)
         if self.format is not None:
-            self._append_stored(states, recorded)
-            return
-        if self.data is not None and (
+            self._check_stored(states, recorded)
+        elif self.data is not None and (
             recorded
             or states.dtype != self.data.dtype
             or states.device != self.data.device
@@ -205,16 +213,18 @@ class GrowingBuffer:
             assert before is not None
             self.set(torch.cat([before, states], dim=2))
             return
-        if recorded:
+        elif recorded:
             self.set(states)
             return
-        self.reserve((states.shape[0], states.shape[1], states.shape[3]), states.shape[2], states.dtype, states.device)
+        batch, heads, tokens, head_dim = states.shape
+        self.reserve((batch, heads, head_dim), tokens, states.dtype, states.device)
         assert self.data is not None
-        self.data.narrow(2, self.first + self.length, states.shape[2]).copy_(states)
-        self.extend(states.shape[2])
+        new = states if self.format is None else encoded(states, self.format)
+        self.data.narrow(2, self.first + self.length, tokens).copy_(new)
+        self.dtype = states.dtype
+        self.extend(tokens)
 
-    def _append_stored(self, states: torch.Tensor, recorded: bool) -> None:
-        assert self.format is not None
+    def _check_stored(self, states: torch.Tensor, recorded: bool) -> None:
         if recorded:
             raise RuntimeError(
                 f"KV cache: there are no gradients through what is stored as {self.format}; call the model under "
@@ -223,12 +233,6 @@ class GrowingBuffer:
         if self.data is not None and (self.dtype, self.data.device) != (states.dtype, states.device):
             was, now = (self.dtype, self.data.device), (states.dtype, states.device)
             raise RuntimeError(f"KV cache: expected {was[0]} on {was[1]} as before, got {now[0]} on {now[1]}")
-        tokens = states.shape[2]
-        self.reserve((states.shape[0], states.shape[1], states.shape[3]), tokens, states.dtype, states.device)
-        assert self.data is not None
-        self.data.narrow(2, self.first + self.length, tokens).copy_(encoded(states, self.format))
-        self.dtype = states.dtype
-        self.extend(tokens)
 
     def extend(self, tokens: int) -> None:
         """Count `tokens` that were written behind what is there."""

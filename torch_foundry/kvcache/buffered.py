@@ -42,14 +42,25 @@ class Buffered(KVLayer, DynamicLayer):
         return new
 
     @property
+    def kv_cache(self) -> Formats:
+        """How keys and values are stored, as in `patch`."""
+        return self._keys.format, self._values.format
+
+    @property
     def formats(self) -> Formats:
         """What ops have to be told of the buffers: the formats of packed ones."""
         return packed(self._keys.format), packed(self._values.format)
 
-    @property
-    def plain(self) -> bool:
-        """Whether keys and values are stored as they come, in the model's dtype."""
-        return self._keys.format is None and self._values.format is None
+    def stored_tensors(self, tokens: int | None = None) -> dict[str, torch.Tensor]:
+        """The memory of the last `tokens` tokens (default: all), [B, H, tokens, D or bytes]. Not before the first."""
+        count = self._keys.length if tokens is None else tokens
+        return {"keys": self._keys.last(count), "values": self._values.last(count)}
+
+    def restore(self, stored: dict[str, torch.Tensor], tokens: int, place: tuple[int, int] | None = None) -> None:
+        """Have copies of `stored`, as of `stored_tensors`, as the last of `tokens` tokens; dtype and device are noted.
+        place: as of `GrowingBuffer.restore`."""
+        self._keys.restore(stored["keys"], self.dtype, place)
+        self._values.restore(stored["values"], self.dtype, place)
 
     @property
     def stored(self) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def new_cache(
             continue
         for part in kv_layer(cache, index, formats).parts:
             if isinstance(part, FoundryLayer):
-                part._keys.limit = part._values.limit = max_length
+                part.limit(max_length)
     return cache
 
 
