@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import FEW_ROWS, ROWS_TOGETHER, power_of_two
 from torch_foundry.engine.batch import Batch, GroupedView
 from torch_foundry.engine.sequence import Parts, ScheduledSequence
-from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph, of_prompts, step_bytes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.pooled_states import move_snapshots
@@ -117,7 +116,7 @@ class Forward:
             raise Fallback("rope depends on the length of the text")
         states = {index: mixer.state for index, mixer in self.plan.owners.items()}
         cache.prepare(states, self.plan.dtype, self.plan.device)
-        self.graphs = cast(GraphCache, self.plan.graphs)
+        self.graphs = self.plan.graphs
         self._snapshot, self._requests = self.plan.guard, requests
         self._met: Counter[Hashable] = Counter()  # steps with prompts
         self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
@@ -204,7 +203,7 @@ class Forward:
         sizes = self._sizes(few, pieces)
         if self._refused is self.plan.guard or not self._worth(sizes, parts):
             return None
-        graph = self.graphs.of(self).find(sizes)
+        graph: StepGraph[PagedStep] | None = self.graphs.of(self).find(sizes)
         fresh = graph is None
         if graph is None:
             own = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -14,12 +14,12 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.captured_steps import CapturedSteps
 from torch_foundry.generation.draft_length import rows_of
-from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.kvcache.hf_cache import reserve_hint
 from torch_foundry.kvcache.snapshots import Snapshots
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
+from torch_foundry.models.graph_cache import GraphCache
 from torch_foundry.models.outputs import check_around, head_of, logits_of
 from torch_foundry.models.rope import last_positions
 from torch_foundry.models.state import ModelPlan
@@ -107,7 +107,7 @@ class DecodeRunner:
         settings = self.sampler.settings[0]
         assert settings is not None
         key = len(self._positions), self.mask is not None, settings.structure, decoder.state.kv_cache
-        return cast(GraphCache, decoder.graphs), key, decoder
+        return decoder.graphs, key, decoder
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
