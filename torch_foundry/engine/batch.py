@@ -216,7 +216,7 @@ class Batch:
         ]
         if exact:
             views = [
-                view if g.start is None else replace(view, kv_len=g.start + g.length, start=g.start, exact=True)
+                view if g.start is None else replace(view, kv_len=g.start + g.length, rows=None)
                 for view, g in zip(views, self.groups, strict=True)
             ]
         return GroupedView(self.groups, views, join, self._positions)

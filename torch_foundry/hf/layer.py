@@ -195,7 +195,7 @@ def run(plan: LayerPlan, hidden_states: torch.Tensor, given: dict[str, Any], slo
     mask = None if mixer is None else mask_of(mixer, given)
     y = forward(layer, streams, kv, rope, AUTO, mask, given=given.get(OWN))
     if hands_on(mixer) and given.get("shared_kv_states") is not None:
-        seen = (t.narrow(2, kv.first, kv.kv_len) for t in (kv.k, kv.v))
+        seen = (t.narrow(2, 0, kv.kv_len) for t in (kv.k, kv.v))
         given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)
     if isinstance(slot, CacheLayer):
         slot.commit(x.shape[1])

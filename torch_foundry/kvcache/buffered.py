@@ -135,8 +135,9 @@ class Buffered(KVLayer, DynamicLayer):
             self._align()
             return self.reserve(batch, spec, tokens, dtype, device)
         assert keys.data is not None and values.data is not None
-        start, seen = keys.first + keys.length, self.visible(tokens)
-        return KVView(keys.data, values.data, seen, start, start + tokens - seen, formats=self.formats)
+        seen = self.visible(tokens)
+        k, v = (data.narrow(2, keys.first + keys.length + tokens - seen, seen) for data in (keys.data, values.data))
+        return KVView(k, v, seen, formats=self.formats)
 
     def _align(self) -> None:
         if self._keys.length != self._values.length:

@@ -63,7 +63,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         k, v = self.allocate(spec, dtype, device)
         self._cache.room(batch, self.length + tokens, device)
         table = self._cache.block_table()
-        return KVView(k, v, self.length + tokens, self.length, block_table=table, formats=self.formats)
+        return KVView(k, v, self.length + tokens, block_table=table, formats=self.formats)
 
     def growth(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype) -> int:
         """See `CacheLayer`: pages are allocated once."""
@@ -95,9 +95,9 @@ class PagedLayer(KVLayer, DynamicLayer):
         dtype, device = key_states.dtype, key_states.device
         if not self.fits(batch, spec, dtype, device):
             raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
-        start, table = self.reserve(batch, spec, tokens, dtype, device).start, self._cache.block_table()
+        self.reserve(batch, spec, tokens, dtype, device)
         for pool, new in zip(self.pools, (key_states, value_states), strict=True):
-            pool.write(new, table, start)
+            pool.write(new, self._cache.block_table(), self.length)
         self.length += tokens
         return self.keys, self.values
 

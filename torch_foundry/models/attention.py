@@ -161,7 +161,7 @@ class Attention(SoftmaxMixer):
     def _in_one_launch(self, given: Normed, state: KVView, rope: Rope) -> Tensor:
         matrices, (cos, sin) = Projections(self.qkv, self.widths), rope
         return ops.norm_qkv(
-            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start, kind=given.kind,
+            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start(given[0].shape[1]), kind=given.kind,
             formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
             positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip
