@@ -87,7 +87,7 @@ def in_order(graphs: dict[Any, Any]) -> list[Any]:
 
 
 def pools(engine: Engine) -> list[torch.Tensor]:
-    return [pool.data for slot in engine.cache.slots for pool in slot.pools]  # type: ignore[misc]
+    return [pool.data for layer in engine.cache.layers for pool in layer.pools]  # type: ignore[misc]
 
 
 @torch.no_grad()
@@ -321,7 +321,7 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         model.model.rotary_emb.inv_freq.mul_(1.01)
 
     def reallocate() -> None:
-        slot = engine.cache.slots[0]
+        slot = engine.cache.layers[0]
         slot.pools[0].data = slot.pools[0].data.clone()  # type: ignore[union-attr]
 
     def replace() -> None:

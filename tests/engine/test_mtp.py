@@ -222,7 +222,7 @@ def test_a_dropped_engine_is_gone_at_once(hybrid: Any) -> None:
     try:
         run = Engine(hybrid, use_mtp=True)
         run.submit(prompts()[0], GREEDY).result()
-        pages = weakref.ref(run._drafting.model.cache.slots[0].memory[0])  # type: ignore[union-attr]
+        pages = weakref.ref(run._drafting.model.cache.layers[0].memory[0])  # type: ignore[union-attr]
         del run
         assert pages() is None
     finally:

@@ -203,15 +203,15 @@ class Batch:
         to.copy_(values, non_blocking=devices.of(to.device).overlaps_copies)
 
     def view(
-        self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor], *, exact: bool
+        self, layer: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor], *, exact: bool
     ) -> GroupedView | StateView:
         """Where the step's keys and values, or states, lie in a layer of the cache. exact: as it was filled last."""
-        if isinstance(slot, PooledStates):
+        if isinstance(layer, PooledStates):
             assert self.states is not None
-            return slot.view(self.states, max(group.length for group in self.groups))
-        k, v = slot.memory
+            return layer.view(self.states, max(group.length for group in self.groups))
+        k, v = layer.memory
         views = [
-            KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)
+            KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=layer.formats)
             for g in self.groups
         ]
         if exact:

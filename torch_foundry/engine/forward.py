@@ -62,7 +62,7 @@ class PagedStep:
         return self.inputs.ids[None]
 
     def _memory(self) -> list[Any]:
-        return [tensor for slot in self.cache.used for tensor in slot.memory]
+        return [tensor for layer in self.cache.parts for tensor in layer.memory]
 
     def is_valid(self, positions: int = 0) -> bool:
         """See `StepInputs`."""
@@ -76,7 +76,7 @@ class PagedStep:
     def states(self, graph: SegmentedGraph | None = None) -> list[GroupedView | StateView]:
         """See `StepInputs`."""
         join = torch.cat if graph is None else graph.join
-        return [self.inputs.view(slot, join, exact=graph is None) for slot in self.cache.used]
+        return [self.inputs.view(layer, join, exact=graph is None) for layer in self.cache.parts]
 
     def gemm(self, graph: SegmentedGraph | None = None) -> Gemm:
         """See `StepInputs`."""
@@ -141,7 +141,7 @@ class Forward:
         check_around(self.model)
         if self._snapshot is not self.plan.guard:
             self._change()
-        move_snapshots(self.cache.manager.states, self.cache.used)
+        move_snapshots(self.cache.manager.states, self.cache.parts)
         for part in parts:
             if part.shows_images:
                 self._show(part)
@@ -189,7 +189,7 @@ class Forward:
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""
         self._drop()
-        for spec, layer in zip(self.plan.specs, self.cache.used, strict=True):
+        for spec, layer in zip(self.plan.specs, self.cache.parts, strict=True):
             if not layer.fits(0, spec, self.plan.dtype, self.plan.device):
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard

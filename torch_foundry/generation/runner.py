@@ -98,8 +98,8 @@ class DecodeRunner:
             del steps.samplers[rows]
         steps.memory, steps.batch, steps.capacity = layers.kept
         if graphs.give(key, steps):
-            for slot in layers.slots:
-                slot.reset()
+            for part in layers.parts:
+                part.reset()
 
     def _shared(self) -> tuple[GraphCache, Any, DecoderModel]:
         """Where generations leave what others can use, and under which key."""

@@ -171,7 +171,7 @@ def _of_spec(spec: StateSpec, plan: DecoderModel, tokens: int) -> Wanted:
     if isinstance(spec, RecurrentSpec):
         return {name: ((1, *shape), kind) for name, shape, kind in spec.of(plan.dtype)}
     assert isinstance(spec, KVSpec)
-    rows = [row_width(size, name, plan.dtype) for size, name in zip(spec.widths, plan.state.kv_cache, strict=True)]
+    rows = [row_width(size, name, plan.dtype) for size, name in zip(spec.head_dims, plan.state.kv_cache, strict=True)]
     names = zip(KV, rows, strict=True)
     return {name: ((1, spec.heads, tokens, width), kind) for name, (width, kind) in names}
 

@@ -22,8 +22,8 @@ class KVSpec:
     value_dim: int | None = None  # None: as wide as keys
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """Columns of keys and of values."""
+    def head_dims(self) -> tuple[int, int]:
+        """Of keys and of values."""
         return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
 

@@ -106,11 +106,11 @@ class Buffered(KVLayer, DynamicLayer):
         """See `CacheLayer`."""
         if not isinstance(spec, KVSpec):
             return False
-        for buffer, columns in zip((self._keys, self._values), spec.widths, strict=True):
+        for buffer, head_dim in zip((self._keys, self._values), spec.head_dims, strict=True):
             data = buffer.data
             if data is not None:
                 shape = data.shape
-                width, kind = row_width(columns, buffer.format, dtype)
+                width, kind = row_width(head_dim, buffer.format, dtype)
                 if (
                     shape[0] != batch
                     or shape[1] != spec.heads
@@ -129,8 +129,8 @@ class Buffered(KVLayer, DynamicLayer):
             self._initialize(dtype, device)
         keys, values = self._keys, self._values
         keys.dtype = values.dtype = dtype
-        for buffer, columns in zip((keys, values), spec.widths, strict=True):
-            buffer.reserve((batch, spec.heads, columns), tokens, dtype, device)
+        for buffer, head_dim in zip((keys, values), spec.head_dims, strict=True):
+            buffer.reserve((batch, spec.heads, head_dim), tokens, dtype, device)
         if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
             self._align()
             return self.reserve(batch, spec, tokens, dtype, device)
@@ -152,8 +152,8 @@ class Buffered(KVLayer, DynamicLayer):
             return 0
         for buffer in (self._keys, self._values):
             buffer.spare = -1 if self.tight else max(buffer.spare, 0)
-        pairs = zip((self._keys, self._values), spec.widths, strict=True)
-        return sum(buffer.growth((batch, spec.heads, columns), tokens, dtype) for buffer, columns in pairs)
+        pairs = zip((self._keys, self._values), spec.head_dims, strict=True)
+        return sum(buffer.growth((batch, spec.heads, head_dim), tokens, dtype) for buffer, head_dim in pairs)
 
     def reserve_hint(self, tokens: int) -> None:
         """See `CacheLayer`."""

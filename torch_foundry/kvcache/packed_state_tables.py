@@ -56,5 +56,5 @@ class PackedStateTables(StateTables):
     def check(self) -> None:
         """See `StateTables`."""
         super().check()
-        kept = [entry.slot for entry in self._snapshots.values()]
+        kept = [entry.kept for entry in self._snapshots.values()]
         assert sorted([*kept, *self._room]) == list(range(self.places)), "a place is lost, or has two snapshots"

@@ -25,8 +25,8 @@ class PagedLayer(KVLayer, DynamicLayer):
 
     _cache: PagedCache  # a weak proxy: pages are freed with the cache, at once
 
-    def __init__(self, formats: Formats) -> None:
-        self.pools = Pool(formats[0]), Pool(formats[1])
+    def __init__(self, formats: Formats, blocks: int, block_size: int) -> None:
+        self.pools = Pool(formats[0], blocks, block_size), Pool(formats[1], blocks, block_size)
         self.length = 0
         super().__init__()
 
@@ -54,7 +54,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         return (
             isinstance(spec, KVSpec)
             and (not self._cache.rows or self._cache.rows == batch)
-            and all(p.fits(spec.heads, n, dtype, device) for p, n in zip(self.pools, spec.widths, strict=True))
+            and all(p.fits(spec.heads, n, dtype, device) for p, n in zip(self.pools, spec.head_dims, strict=True))
         )
 
     def reserve(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> KVView:
@@ -67,14 +67,12 @@ class PagedLayer(KVLayer, DynamicLayer):
 
     def growth(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype) -> int:
         """See `CacheLayer`: pages are allocated once."""
-        shape = self._cache.manager.blocks, self._cache.manager.block_size, spec.heads
-        return sum(p.growth(*shape, columns, dtype) for p, columns in zip(self.pools, spec.widths, strict=True))
+        return sum(p.growth(spec.heads, n, dtype) for p, n in zip(self.pools, spec.head_dims, strict=True))
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """The pages of keys and of values: [blocks, heads, block_size, columns or bytes]."""
-        shape = self._cache.manager.blocks, self._cache.manager.block_size, spec.heads
-        pairs = zip(self.pools, spec.widths, strict=True)
-        return tuple(pool.allocate(*shape, columns, dtype, device) for pool, columns in pairs)
+        """The pages of keys and of values, as of `Pool`."""
+        pairs = zip(self.pools, spec.head_dims, strict=True)
+        return tuple(pool.allocate(spec.heads, head_dim, dtype, device) for pool, head_dim in pairs)
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
@@ -149,6 +147,8 @@ class PagedCache(KVCache, Cache):
     of their own, by name, use `manager`, `pools` and `tables`. snapshot_format: of the places of packed `states`.
     """
 
+    layers: list[PagedLayer | PooledStates]  # type: ignore[assignment]
+
     def __init__(
         self,
         config: Any,
@@ -169,9 +169,8 @@ class PagedCache(KVCache, Cache):
         self._rows: list[object] = []  # the batch's sequences
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of
-        self.slots: list[PagedLayer | PooledStates] = [PagedLayer(formats) for _ in range(count)]
-        self.used = self.slots  # those that keep anything; of layers with parts, each part
-        super().__init__(layers=list(self.slots))  # type: ignore[arg-type]
+        super().__init__(layers=[PagedLayer(formats, blocks, block_size) for _ in range(count)])
+        self.parts = self.layers  # those that keep anything; of layers with parts, each part
         self._adopt()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,32 +178,33 @@ class PagedCache(KVCache, Cache):
         self._adopt()
 
     def _adopt(self) -> None:
-        for slot in self.slots:
-            if isinstance(slot, PagedLayer):
-                slot._cache = weakref.proxy(self)
+        for layer in self.layers:
+            if isinstance(layer, PagedLayer):
+                layer._cache = weakref.proxy(self)
 
     def prepare(self, specs: Mapping[int, StateSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Have memory for what the layers of a model keep, by their numbers. For recurrent ones there are `states`."""
-        parts = [(i, part) for i, spec in specs.items() for part in specs_of(spec)]
         manager, states, found = self.manager, self.manager.states, list[tuple[PagedLayer | PooledStates, Any]]()
-        if not any(isinstance(part, RecurrentSpec) for _, part in parts):
+        for i, spec in specs.items():
+            for own in specs_of(spec):
+                part = self.layers[i]
+                if isinstance(own, RecurrentSpec):
+                    part = PooledStates(states.slots, states.places, self._snapshot_format)
+                    if own is spec:  # beside keys and values, it is in `parts` alone
+                        self.layers[i] = part
+                found.append((part, own))
+        if not any(isinstance(part, PooledStates) for part, _ in found):
             manager.states = NoStates()
-        for i, part in parts:
-            recurrent = isinstance(part, RecurrentSpec)
-            slot = PooledStates(states.slots, states.places, self._snapshot_format) if recurrent else self.slots[i]
-            if part is specs[i]:  # beside keys and values, it is in `used` alone
-                self.slots[i] = slot
-            found.append((slot, part))
         check_pools(found, manager.blocks, manager.block_size, dtype, device)
-        for slot, part in found:
-            slot.allocate(part, dtype, device)
-        self.used = [slot for slot, _ in found]
+        for part, own in found:
+            part.allocate(own, dtype, device)
+        self.parts = [part for part, _ in found]
 
     def cache_layer(self, index: int) -> CacheLayer:
         """See `KVCache`."""
-        if index >= len(self.slots):
-            raise RuntimeError(f"KV cache: it was made for {len(self.slots)} layers, and the model has more")
-        return self.slots[index]
+        if index >= len(self.layers):
+            raise RuntimeError(f"KV cache: it was made for {len(self.layers)} layers, and the model has more")
+        return self.layers[index]
 
     @property
     def rows(self) -> int:
@@ -254,7 +254,7 @@ class PagedCache(KVCache, Cache):
         """Copy blocks in all layers, as `BlockManager.reserve` asks for, before anything is written to them."""
         if not copies:
             return
-        for layer in self.slots:
+        for layer in self.layers:
             for pool in layer.pools:
                 if pool.data is not None:
                     old, new = torch.tensor(copies, device=pool.data.device).unbind(1)
@@ -262,7 +262,7 @@ class PagedCache(KVCache, Cache):
 
     def trim(self) -> None:
         """Give up what no layer has stored."""
-        length = max(layer.length for layer in self.slots if isinstance(layer, PagedLayer))
+        length = max(layer.length for layer in self.layers if isinstance(layer, PagedLayer))
         for row in self._rows:
             if not length:
                 self.manager.free(row)

@@ -54,7 +54,7 @@ class KVStep(Protocol):
         """Attention of the queries from `write` to the keys so far: [B, L, heads * head_dim].
 
         mask: in place of causal attention; mask and sinks as in `ops.attention`. value_queries: as there, but
-        [B, L, heads, columns of the values].
+        [B, L, heads, head_dim of the values].
         """
 
     def attend_new(
@@ -143,7 +143,7 @@ class KVView:
         }  # fmt: skip
 
     def _in_order(self, stored: Tensor) -> Tensor:
-        """Keys or values that queries attend to, [B, Hkv, kv_len, columns]; of one row, if they lie in pages."""
+        """Keys or values that queries attend to, [B, Hkv, kv_len, D]; of one row, if they lie in pages."""
         if self.block_table is not None:
             pages = self.block_table[0, : -(-self.kv_len // stored.shape[2])]
             stored = stored[pages].transpose(0, 1).flatten(1, 2)[None]
@@ -182,8 +182,8 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, sca
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    queries, keys, columns = q.shape[2], k.shape[2], q.shape[3]
-    by_cudnn = queries == keys and columns % 8 == 0  # if torch chooses; if there are more keys, it takes this:
+    queries, keys, head_dim = q.shape[2], k.shape[2], q.shape[3]
+    by_cudnn = queries == keys and head_dim % 8 == 0  # if torch chooses; if there are more keys, it takes this:
     if by_cudnn and queries < PLANNED and can_use_flash_attention(SDPAParams(q, k, v, None, 0, True, True)):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
     return F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), scale=scale, enable_gqa=True)

@@ -39,7 +39,7 @@ class SoftmaxMixer(Mixer):
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
-        k, v = (x.new_empty(x.shape[0], self.state.heads, x.shape[1], columns) for columns in self.state.widths)
+        k, v = (x.new_empty(x.shape[0], self.state.heads, x.shape[1], n) for n in self.state.head_dims)
         return KVView(k, v, x.shape[1])
 
     def config_reason(self, config: Any) -> str | None:
