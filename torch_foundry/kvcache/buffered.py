@@ -150,10 +150,17 @@ class Buffered(KVLayer, DynamicLayer):
         """See `CacheLayer`."""
         if not isinstance(spec, KVSpec):
             return 0
-        for buffer in (self._keys, self._values):
-            buffer.spare = -1 if self.tight else max(buffer.spare, 0)
         pairs = zip((self._keys, self._values), spec.head_dims, strict=True)
         return sum(buffer.growth((batch, spec.heads, head_dim), tokens, dtype) for buffer, head_dim in pairs)
+
+    @property
+    def tight(self) -> bool:
+        """See `CacheLayer`."""
+        return self._keys.tight
+
+    @tight.setter
+    def tight(self, tight: bool) -> None:
+        self._keys.tight = self._values.tight = tight
 
     def reserve_hint(self, tokens: int) -> None:
         """See `CacheLayer`."""
