@@ -22,7 +22,7 @@ from torch_foundry.kvcache.pooled_states import move_snapshots
 from torch_foundry.kvcache.view import StateView
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
-from torch_foundry.models.outputs import check_around, head_of, logits_of
+from torch_foundry.models.outputs import check_around, logits_of
 from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import EXPERT_TOKENS, ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -106,9 +106,7 @@ class Forward:
 
     def __init__(self, model: Any, cache: PagedCache, *, requests: int, batch_invariant: bool) -> None:
         self.plan: DecoderModel = decoder_plan(model)
-        head = head_of(model)
-        assert head is not None
-        self.model, self.cache, self.batch_invariant, self.head = model, cache, batch_invariant, head
+        self.model, self.cache, self.batch_invariant = model, cache, batch_invariant
         with torch.no_grad():
             self.plan.check()
         check_around(model)
@@ -285,8 +283,8 @@ class Forward:
         if not len(x):
             return x.new_empty(0, self.plan.vocabulary)
         if not self.batch_invariant or len(x) <= ROWS_TOGETHER:  # which go row by row on any device
-            return logits_of(self.model, self.head, x)
-        return torch.cat([logits_of(self.model, self.head, rows) for rows in x.split(ROWS_TOGETHER)])
+            return logits_of(self.model, x)
+        return torch.cat([logits_of(self.model, rows) for rows in x.split(ROWS_TOGETHER)])
 
 
 def _few(part: ScheduledSequence) -> bool:

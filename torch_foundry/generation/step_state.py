@@ -38,9 +38,9 @@ class CacheLayers:
         self._positions: list[int] = []  # when they were placed
 
     @property
-    def kept(self) -> tuple[list[tuple[torch.Tensor, ...]], int, int]:
-        """The memory of each layer, for how many rows, and tokens of a row that there is room for."""
-        return self.memory, self.batch, min((part.capacity for part in self.parts if part.capacity), default=0)
+    def capacity(self) -> int:
+        """Tokens of a row that there is room for; 0 if that is never a question."""
+        return min((part.capacity for part in self.parts if part.capacity), default=0)
 
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""

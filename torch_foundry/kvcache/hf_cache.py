@@ -96,8 +96,7 @@ def reserve_hint(cache: DynamicCache, numbers: Iterable[int], tokens: int, forma
     the memory does not have to move for that long. Raises Fallback as `kv_layer` does.
     """
     for number in numbers:
-        layer = kv_layer(cache, number, formats)
-        layer.reserve_hint(tokens)
+        kv_layer(cache, number, formats).reserve_hint(tokens)
 
 
 def new_cache(
