@@ -81,7 +81,7 @@ class DecoderMixin(ModelMixin):
         return DecoderModel(self, state)
 
     def decoder_plan(self) -> DecoderModel:
-        """The plan; a copy of a model makes its own."""
+        """See `plan_of`."""
         return self.model_plan()  # type: ignore[return-value]
 
 
