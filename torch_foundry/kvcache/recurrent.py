@@ -197,30 +197,11 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         self._state()  # whoever asks may write
         return {0: self._newest(name)}
 
-    @property
-    def conv_states(self) -> dict[int, Tensor | None]:  # type: ignore[override]
-        """[B, channels, width of the convolution]; None: none yet."""
-        return self._states(CONV)
-
-    @property
-    def recurrent_states(self) -> dict[int, Tensor | None]:  # type: ignore[override]
-        """[B, ...]; None: none yet."""
-        return self._states(RECURRENT)
-
-    @property
-    def has_previous_state(self) -> dict[int, bool]:  # type: ignore[override]
-        """Whether there is a state."""
-        return {0: self._count > 0}
-
-    @property
-    def is_conv_states_initialized(self) -> dict[int, bool]:  # type: ignore[override]
-        """Whether there is memory for it."""
-        return {0: CONV in self._data}
-
-    @property
-    def is_recurrent_states_initialized(self) -> dict[int, bool]:  # type: ignore[override]
-        """Whether there is memory for it."""
-        return {0: RECURRENT in self._data}
+    conv_states = property(lambda layer: layer._states(CONV))  # [B, channels, width of the convolution]; None: none yet
+    recurrent_states = property(lambda layer: layer._states(RECURRENT))  # [B, ...]; None: none yet
+    has_previous_state = property(lambda layer: {0: layer._count > 0})
+    is_conv_states_initialized = property(lambda layer: {0: CONV in layer._data})
+    is_recurrent_states_initialized = property(lambda layer: {0: RECURRENT in layer._data})
 
     @property
     def stored(self) -> tuple[int, int]:
