@@ -96,8 +96,8 @@ def again(forward: Forward, parts: Parts) -> torch.Tensor:
     step = max(forward.graphs.of(forward).values(), key=lambda graph: graph.used).inputs
     x = step.run()
     single = all(len(part.ids) == 1 for part in parts)  # those of steps ahead are not the ones that it was filled with
-    logits = forward._logits(x[: len(parts)] if single else x[step.inputs.tokens(parts, wanted=True)])
-    if len(step.inputs.ids) <= forward.plan.layers[0].layer.mixer.out.few or forward.batch_invariant:
+    logits = forward._logits(x[: len(parts)] if single else x[step.batch.tokens(parts, wanted=True)])
+    if len(step.batch.ids) <= forward.plan.layers[0].layer.mixer.out.few or forward.batch_invariant:
         assert torch.equal(forward._logits(forward._eager(parts)), logits), "padding changes bits"
     return logits
 
