@@ -105,8 +105,8 @@ class Images:
             else:
                 assert isinstance(layer, RecurrentLayer)
                 at = cache.manager.states.slot(name, self.end)
-                for pages, states in zip(paged.memory, layer.memory, strict=True):
-                    pages[at].copy_(states[layer.position % len(states)][0])
+                for states, newest in zip(paged.memory, layer.stored_tensors().values(), strict=True):
+                    states[at].copy_(newest[0])
 
 
 def _end(tokens: Tensor, given: Mapping[str, Any], config: Any, replaced: Iterable[int]) -> int:

@@ -89,6 +89,10 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         wanted = {name: ((batch, *shape), kind, device) for name, shape, kind in spec.of(dtype)}
         return not self._data or wanted == {n: (d.shape[1:], d.dtype, d.device) for n, d in self._data.items()}
 
+    def growth(self, batch: int, spec: StateSpec, tokens: int, dtype: torch.dtype) -> int:
+        """See `CacheLayer`: the newest state and the next one."""
+        return 2 * batch * spec.nbytes(dtype) if isinstance(spec, RecurrentSpec) and not self.memory else 0
+
     def reserve(
         self, batch: int, spec: RecurrentSpec, tokens: int, dtype: torch.dtype, device: torch.device
     ) -> StateView:
