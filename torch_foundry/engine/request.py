@@ -216,8 +216,10 @@ class EngineConfig:
         """Slots for the recurrent states of all requests, and snapshots. DoesNotFit: they are too many."""
         ring = 1 + max(self.ahead, LONGEST_STEP if self.drafts else 1)
         check_states(self.requests, ring, snapshots)
-        kind = StateTables if self.snapshot_format is None else PackedStateTables
-        return kind(self.requests, ring, snapshots, every=self.snapshot_every)
+        sizes, every = (self.requests, ring, snapshots), self.snapshot_every
+        if self.snapshot_format is None:
+            return StateTables(*sizes, every=every)
+        return PackedStateTables(*sizes, every=every, format=self.snapshot_format)
 
     def cache_blocks(self, max_tokens: int) -> int:
         """Blocks of the cache, for texts of up to `max_tokens` tokens."""

@@ -144,7 +144,7 @@ class PagedCache(KVCache, Cache):
 
     config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`. salt: as in `BlockManager`. As a
     transformers cache it has the rows of one batch; beams share blocks instead of copying them. Callers with sequences
-    of their own, by name, use `manager`, `pools` and `tables`. snapshot_format: of the places of packed `states`.
+    of their own, by name, use `manager`, `pools` and `tables`.
     """
 
     layers: list[PagedLayer | PooledStates]  # type: ignore[assignment]
@@ -158,12 +158,11 @@ class PagedCache(KVCache, Cache):
         kv_cache: str | Mapping[str, str | None] | None = None,
         salt: bytes = b"",
         states: StateTables | None = None,
-        snapshot_format: str | None = None,
     ) -> None:
         if block_size < 16 or block_size & (block_size - 1):
             raise ValueError(f"block_size={block_size}: expected a power of two of at least 16")
         self.manager = BlockManager(blocks, block_size, salt=salt, states=states)
-        formats, self._snapshot_format = parse(kv_cache), snapshot_format
+        formats = parse(kv_cache)
         text = config.get_text_config(decoder=True)
         count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
         self._rows: list[object] = []  # the batch's sequences
@@ -189,7 +188,7 @@ class PagedCache(KVCache, Cache):
             for own in specs_of(spec):
                 part = self.layers[i]
                 if isinstance(own, RecurrentSpec):
-                    part = PooledStates(states.slots, states.places, self._snapshot_format)
+                    part = PooledStates(states)
                     if own is spec:  # beside keys and values, it is in `parts` alone
                         self.layers[i] = part
                 found.append((part, own))

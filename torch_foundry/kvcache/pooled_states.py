@@ -19,15 +19,12 @@ RUN, TOKENS, PROMPT, COUNT, TABLE = range(5)
 
 
 class PooledStates(CacheLayer):
-    """Recurrent states of a `PagedCache`'s sequences. Whose they are, and which count, the block manager knows.
-
-    places: of snapshots that are packed in a format.
-    """
+    """Recurrent states of a `PagedCache`'s sequences, in slots and places of `tables`, which know whose they are."""
 
     pools = ()  # of blocks
 
-    def __init__(self, slots: int, places: int = 0, format: str | None = None) -> None:
-        self._slots, self._places, self._format = slots, places, format
+    def __init__(self, tables: StateTables) -> None:
+        self._slots, self._places, self._format = tables.slots, tables.places, tables.format
         self._data: dict[str, torch.Tensor] = {}
         self._packed: dict[str, torch.Tensor] = {}
 

@@ -42,7 +42,8 @@ class StateTables:
     beginning. Not thread-safe.
     """
 
-    places = 0  # of snapshots that don't lie in slots
+    places = 0  # of snapshots that don't lie in slots, but packed
+    format: str | None = None  # as what
 
     def __init__(self, sequences: int, ring: int, snapshots: int, *, every: int = EVERY) -> None:
         self.ring, self.slots, self.every = ring, sequences * ring + snapshots, every
