@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import torch_foundry
-from tests.hf.tiny_models import padded, shared
+from tests.hf.tiny_models import ids, padded, shared
 from torch_foundry.core import devices, runtime
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.generation.step_graph import of_prompts
 from torch_foundry.kvcache import view
 from torch_foundry.kvcache.formats import PLAIN, Formats
+from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.view import KVView
 from torch_foundry.quant.kv import pack_rows, unpack_rows
 from torch_foundry.testing import reference
@@ -156,6 +157,20 @@ def test_whole_models(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
     real = given["attention_mask"].bool()
     assert (found.logits - exact)[real].norm() <= 2 * (rounded - exact)[real].norm()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.no_grad()
+def test_a_prompt_in_a_paged_cache(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row is read as in a contiguous cache; of several, only kernels read pages."""
+    by_torch, calls = view.torch_attention, []
+    monkeypatch.setattr(view, "torch_attention", lambda *given, **more: calls.append(1) or by_torch(*given, **more))
+    model = torch_foundry.patch(copy.deepcopy(shared("llama")).to(torch.bfloat16))
+    text = ids(rows, 40)
+    found = model(text, past_key_values=PagedCache(model.config, 16)).logits
+    assert len(calls) == (2 if rows == 1 else 0)
+    expected = model(text).logits
+    assert (found - expected).abs().max() <= 0.05 * expected.abs().max() and (rows > 1 or torch.equal(found, expected))
 
 
 @torch.no_grad()
