@@ -22,7 +22,7 @@ from tests.exact import InFloat64, doubled
 from torch_foundry.demo_model import demo_model_path, held_out_sample
 from torch_foundry.kvcache import packed_states
 from torch_foundry.kvcache.base import RecurrentSpec
-from torch_foundry.kvcache.snapshots import Snapshots, newest
+from torch_foundry.kvcache.snapshots import Snapshots
 
 AT, MORE = 192, 64  # tokens before the snapshot, and behind it
 SIZES = {  # name: layers, hidden size, heads of keys and of values, their width
@@ -59,13 +59,13 @@ def logits_behind(model: Any, text: Tensor, format: str | None) -> tuple[Tensor,
     vars(cache)["snapshots"] = Snapshots(format=format)
     model(text[:, :AT], past_key_values=cache)
     cache.snapshots.take(cache, AT)
-    before = {i: copy.deepcopy(newest(cache.layers[i])) for i in cache.snapshots.stored[AT]}
+    before = {i: copy.deepcopy(cache.layers[i].stored_tensors()) for i in cache.snapshots.stored[AT]}
     model(text[:, AT : AT + 8], past_key_values=cache)
     assert cache.snapshots.back(cache, AT) == AT
     squares: dict[str, list[Tensor]] = {}
     for i, layer in before.items():
         for name, state in layer.items():
-            off = newest(cache.layers[i])[name].double() - state.double()
+            off = cache.layers[i].stored_tensors()[name].double() - state.double()
             sums = squares.setdefault(name, [torch.zeros((), dtype=torch.float64) for _ in range(2)])
             sums[0] += off.square().sum()
             sums[1] += state.double().square().sum()

@@ -87,7 +87,7 @@ def in_order(graphs: dict[Any, Any]) -> list[Any]:
 
 
 def pools(engine: Engine) -> list[torch.Tensor]:
-    return [pool.data for slot in engine.cache.slots for pool in slot.pools]  # type: ignore[misc]
+    return [pool.data for layer in engine.cache.layers for pool in layer.pools]  # type: ignore[misc]
 
 
 @torch.no_grad()
@@ -96,8 +96,8 @@ def again(forward: Forward, parts: Parts) -> torch.Tensor:
     step = max(forward.graphs.of(forward).values(), key=lambda graph: graph.used).inputs
     x = step.run()
     single = all(len(part.ids) == 1 for part in parts)  # those of steps ahead are not the ones that it was filled with
-    logits = forward._logits(x[: len(parts)] if single else x[step.inputs.tokens(parts, wanted=True)])
-    if len(step.inputs.ids) <= forward.plan.layers[0].layer.mixer.out.few or forward.batch_invariant:
+    logits = forward._logits(x[: len(parts)] if single else x[step.batch.tokens(parts, wanted=True)])
+    if len(step.batch.ids) <= forward.plan.layers[0].layer.mixer.out.few or forward.batch_invariant:
         assert torch.equal(forward._logits(forward._eager(parts)), logits), "padding changes bits"
     return logits
 
@@ -321,7 +321,7 @@ def test_a_changed_model_is_recorded_again(requests: int, tmp_path: Path) -> Non
         model.model.rotary_emb.inv_freq.mul_(1.01)
 
     def reallocate() -> None:
-        slot = engine.cache.slots[0]
+        slot = engine.cache.layers[0]
         slot.pools[0].data = slot.pools[0].data.clone()  # type: ignore[union-attr]
 
     def replace() -> None:

@@ -86,7 +86,7 @@ def test_drafts_are_those_of_transformers_module(
             made.append((first, list(own.sequence.tokens), list(own.drafts)))
 
     monkeypatch.setattr(PagedMTPDrafter, "propose", recorded)
-    monkeypatch.setattr("torch_foundry.engine.mtp.PIECE", 16)
+    monkeypatch.setattr("torch_foundry.engine.mtp.READ_AT_ONCE", 16)
     run = Engine(model, requests=2, budget=24, use_mtp=True)
     shared = ids(1, 41, seed=4)[0].tolist()
     streams = [run.submit(shared + more, GREEDY) for more in ([5], [6, 7, 8], [5, 9] * 20)]
@@ -222,7 +222,7 @@ def test_a_dropped_engine_is_gone_at_once(hybrid: Any) -> None:
     try:
         run = Engine(hybrid, use_mtp=True)
         run.submit(prompts()[0], GREEDY).result()
-        pages = weakref.ref(run._drafting.model.cache.slots[0].memory[0])  # type: ignore[union-attr]
+        pages = weakref.ref(run._drafting.model.cache.layers[0].memory[0])  # type: ignore[union-attr]
         del run
         assert pages() is None
     finally:

@@ -30,10 +30,10 @@ def build(**options: Any) -> Engine:
 
 def states_of(engine: Engine, tokens: int) -> dict[str, torch.Tensor]:
     """Of the first layer, in the snapshot behind so many tokens, as it is stored."""
-    tables, pooled = engine.cache.manager.states, engine.cache.slots[0]
+    tables, pooled = engine.cache.manager.states, engine.cache.layers[0]
     assert isinstance(pooled, PooledStates)
     (entry,) = [entry for entry in tables._snapshots.values() if entry.tokens == tokens]
-    return {name: data[entry.slot] for name, data in (pooled._packed or pooled._data).items()}
+    return {name: data[entry.kept] for name, data in (pooled._packed or pooled._data).items()}
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def test_what_is_kept_are_the_codes_of_the_states_and_what_they_stand_for_is_gon
         found = dict[str, torch.Tensor]()
         for name, data in kept.items():
             assert_equal(data, expected[name])
-            shape = (1, *engine.cache.slots[0]._data[name].shape[1:])  # type: ignore[union-attr]
+            shape = (1, *engine.cache.layers[0]._data[name].shape[1:])  # type: ignore[union-attr]
             found[name] = packed_states.unpacked(data[None], "q8_0", shape)
         assert second.tokens == behind([*TEXT[:50], *TEXT[:9]], 32, found)
     manager = packed.cache.manager

@@ -132,7 +132,7 @@ def test_snapshots_are_bounded(model: Any, expected: list[list[int]], snapshots:
     engine = build(model, snapshots=snapshots)
     states = engine.cache.manager.states
     assert states.slots == 4 * 5 + snapshots
-    pools = [tensor for layer in engine.cache.slots[::2] for tensor in layer.memory]
+    pools = [tensor for layer in engine.cache.layers[::2] for tensor in layer.memory]
     assert all(len(pool) == states.slots for pool in pools)
     for _ in range(2):
         assert run(engine) == expected

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,8 @@ class Pretended:
     def __init__(
         self, *, blocks: int, snapshots: int, every: int, requests: int = 4, budget: int = 64, packed: bool = False
     ) -> None:
-        self.tables = (PackedStateTables if packed else StateTables)(requests, 5, snapshots, every=every)
+        kind: Any = partial(PackedStateTables, format="q8_0") if packed else StateTables
+        self.tables = kind(requests, 5, snapshots, every=every)
         self.places = [0] * self.tables.places
         self.manager = BlockManager(blocks, SIZE, states=self.tables)
         self.scheduler = Scheduler(self.manager, running=requests, budget=budget)

@@ -15,8 +15,8 @@ from transformers import DynamicCache
 import torch_foundry
 from tests.hf.tiny_models import ids, shared
 from torch_foundry.engine import Engine, SamplingParams
-from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.hf.api import report
+from torch_foundry.models.graph_cache import GraphCache
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

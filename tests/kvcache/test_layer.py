@@ -56,11 +56,10 @@ def write(layer: Any, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, t
     expected = layer.visible(tokens)
     view = layer.reserve(batch, KVSpec(heads, dim), tokens, k.dtype, k.device)
     for cache, new, buffer in ((view.k, k, layer._keys), (view.v, v, layer._values)):
-        cache[:, :, view.start : view.start + tokens] = new if buffer.format is None else encoded(new, buffer.format)
-    end = view.first + view.kv_len
-    assert view.kv_len == expected and end == view.start + tokens
+        cache[:, :, view.start(tokens) :] = new if buffer.format is None else encoded(new, buffer.format)
+    assert view.kv_len == expected == view.k.shape[2] == view.v.shape[2]
     layer.commit(tokens)
-    return layer._keys.outside(view.k[:, :, view.first : end]), layer._values.outside(view.v[:, :, view.first : end])
+    return layer._keys.outside(view.k), layer._values.outside(view.v)
 
 
 def assert_same(ours: Any, theirs: Any) -> None:

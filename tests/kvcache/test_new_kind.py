@@ -46,7 +46,7 @@ class FixedLayer(KVLayer, DynamicLayer):
             with torch.inference_mode(False):
                 self._both = torch.empty(2, batch, spec.heads, self._room, spec.head_dim, dtype=dtype, device=device)
         self.dtype, self.device, self.is_initialized = dtype, device, True
-        return KVView(*self._both.unbind(), self.visible(tokens), self.length)
+        return KVView(*self._both.unbind(), self.visible(tokens))
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         batch, heads, tokens, head_dim = key_states.shape

@@ -53,8 +53,8 @@ def test_any_sequence_of_calls(seed: int, kv_cache: Any) -> None:
             k, v = torch.randn(2, batch, HEADS, tokens, DIM, generator=generator)
             expected = theirs.update(through(k, formats[0]), through(v, formats[1]), i)
             if way:
-                fused(ours.slots[i], k, v)
-                found = ours.slots[i].keys, ours.slots[i].values
+                fused(ours.layers[i], k, v)
+                found = ours.layers[i].keys, ours.layers[i].values
             else:
                 found = ours.update(k, v, i)
             for a, b in zip(found, expected, strict=True):
@@ -81,7 +81,7 @@ def test_any_sequence_of_calls(seed: int, kv_cache: Any) -> None:
             chosen = torch.tensor([0, batch - 1])
             theirs.batch_select_indices(chosen), ours.batch_select_indices(chosen)
             batch = 2
-            ours.slots[0].offload(), ours.slots[0].prefetch()
+            ours.layers[0].offload(), ours.layers[0].prefetch()
             if pick(2):
                 ours = copy.deepcopy(ours)
         ours.manager.check()
@@ -143,11 +143,11 @@ def test_without_room_nothing_changes() -> None:
     model = torch_foundry.patch(random_model(LLAMA))
     cache = PagedCache(LLAMA, 4)
     model(ids(1, 40), past_key_values=cache)
-    before = [(layer.keys, layer.values) for layer in cache.slots]
+    before = [(layer.keys, layer.values) for layer in cache.layers]
     with pytest.raises(OutOfBlocks, match="1 rows of 70 tokens need 2 more blocks, of 4 1 are free"):
         model(ids(1, 30), past_key_values=cache)
     assert cache.get_seq_length() == 40 and cache.manager.available == 1
-    for layer, (k, v) in zip(cache.slots, before, strict=True):
+    for layer, (k, v) in zip(cache.layers, before, strict=True):
         assert torch.equal(layer.keys, k) and torch.equal(layer.values, v)  # type: ignore[arg-type]
     with pytest.raises(OutOfBlocks):
         model(ids(5, 1), past_key_values=PagedCache(LLAMA, 4))
@@ -180,8 +180,8 @@ def test_sequences_by_name() -> None:
     """Two texts with the same beginning, in different steps: what the second finds need not be written again."""
     generator = torch.Generator().manual_seed(0)
     cache = PagedCache(LLAMA, 12, kv_cache="q8_0")
-    manager, layer = cache.manager, cache.slots[0]
-    keys, values = (p.allocate(12, 16, HEADS, DIM, torch.float32, torch.device("cpu")) for p in layer.pools)
+    manager, layer = cache.manager, cache.layers[0]
+    keys, values = (p.allocate(HEADS, DIM, torch.float32, torch.device("cpu")) for p in layer.pools)
     text = list(range(40))
     k, v = torch.randn(2, 1, 40, HEADS * DIM, generator=generator)
     q = torch.randn(2, 4, 1, DIM, generator=generator)
@@ -218,9 +218,9 @@ def test_mistakes() -> None:
             PagedCache(LLAMA, 4, block_size=size)
     cache = PagedCache(LLAMA, 4)
     with pytest.raises(TypeError, match="can't be assigned"):
-        cache.slots[0].keys = torch.zeros(1)
+        cache.layers[0].keys = torch.zeros(1)
     with pytest.raises(TypeError, match="rows of a paged cache"):
-        cache.slots[0].reorder_cache(torch.tensor([0]))  # type: ignore[arg-type]
+        cache.layers[0].reorder_cache(torch.tensor([0]))  # type: ignore[arg-type]
     k = torch.randn(1, 2, 3, 32)
     with pytest.raises(RuntimeError, match="no gradients"):
         cache.update(k.clone().requires_grad_(), k, 0)

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import torch_foundry
-from tests.hf.tiny_models import padded, shared
+from tests.hf.tiny_models import ids, padded, shared
 from torch_foundry.core import devices, runtime
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.generation.step_graph import of_prompts
 from torch_foundry.kvcache import view
 from torch_foundry.kvcache.formats import PLAIN, Formats
+from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.view import KVView
 from torch_foundry.quant.kv import pack_rows, unpack_rows
 from torch_foundry.testing import reference
@@ -58,7 +59,7 @@ def test_equals_the_reference(before: int, window: int) -> None:
     queries, keys = 19, before + 19
     q, k, v = _given(queries, 64)
     k[:, :, keys:], v[:, :, keys:] = torch.nan, torch.nan
-    view = KVView(k, v, keys, before)
+    view = KVView(k, v, keys)
     y, launches = _launched(lambda: view.attend(q, scale=0.2, window=window))
     assert launches == 0
     _assert_right(y, q, k[:, :, :keys], v[:, :, :keys], window=window)
@@ -66,7 +67,7 @@ def test_equals_the_reference(before: int, window: int) -> None:
 
 def test_keys_that_a_window_has_left_behind() -> None:
     q, k, v = _given(17, 40)
-    view = KVView(k, v, 30, 20, first=7)
+    view = KVView(k[:, :, 7:], v[:, :, 7:], 30)
     _assert_right(view.attend(q, scale=0.2, window=14), q, k[:, :, 7:37], v[:, :, 7:37], window=14)
 
 
@@ -76,7 +77,7 @@ def test_a_mask(kind: torch.dtype) -> None:
     seen = torch.rand(2, 1, 17, 20, generator=torch.Generator().manual_seed(1)) < 0.5
     seen[..., 3] = True
     mask = seen if kind == torch.bool else torch.where(seen, 0.0, torch.finfo(kind).min).to(kind)
-    y, launches = _launched(lambda: KVView(k, v, 20, 3).attend(q, mask, scale=0.2))
+    y, launches = _launched(lambda: KVView(k, v, 20).attend(q, mask, scale=0.2))
     assert launches == 0
     _assert_right(y, q, k, v, mask=seen, causal=False)
 
@@ -84,7 +85,7 @@ def test_a_mask(kind: torch.dtype) -> None:
 def test_packed_keys_and_values_are_unpacked_once() -> None:
     q, k, v = _given(17, 32, torch.float16)
     stored = pack_rows(k, "q8_0"), pack_rows(v, "q4_0")
-    y, launches = _launched(lambda: KVView(*stored, 32, 15, formats=("q8_0", "q4_0")).attend(q, scale=0.2))
+    y, launches = _launched(lambda: KVView(*stored, 32, formats=("q8_0", "q4_0")).attend(q, scale=0.2))
     assert launches == 0
     _assert_right(y, q, *(unpack_rows(x, f, q.dtype) for x, f in zip(stored, ("q8_0", "q4_0"), strict=True)))
 
@@ -105,14 +106,14 @@ def test_a_row_in_pages_whose_length_the_host_knows(formats: Formats) -> None:
              for x, f in zip(stored, formats, strict=True)]  # fmt: skip
     table = torch.tensor([[0, 1, 2] if formats[0] else [2, 0, 3]], dtype=torch.int32)
     rows = torch.tensor([[26, 19]], dtype=torch.int32)
-    given: dict[str, Any] = {"rows": rows, "block_table": table, "formats": formats}
-    y, launches = _launched(lambda: KVView(*pages, 45, 26, exact=True, **given).attend(q, scale=0.2))
+    given: dict[str, Any] = {"block_table": table, "formats": formats}
+    y, launches = _launched(lambda: KVView(*pages, 45, **given).attend(q, scale=0.2))
     assert launches == 0
     _assert_right(y, q, *(x[:, :, :45] for x in seen))
-    same, launches = _launched(lambda: KVView(*pages, 48, **given).attend(q, scale=0.2))  # a bound
+    same, launches = _launched(lambda: KVView(*pages, 48, rows=rows, **given).attend(q, scale=0.2))  # a bound
     assert launches > 0
     _assert_right(same, q, *(x[:, :, :45] for x in seen))
-    _, launches = _launched(lambda: KVView(*pages, 45, 26, exact=True, **given).attend(q, scale=0.2, window=44))
+    _, launches = _launched(lambda: KVView(*pages, 45, **given).attend(q, scale=0.2, window=44))
     assert launches > 0  # ours reads no more than the window
 
 
@@ -137,7 +138,7 @@ def test_ours_is_taken_where_torchs_is_not_faster_or_not_able(why: str, monkeypa
     if why == "mask too large":
         monkeypatch.setattr(view, "MASKED", queries * keys - 1)
     step = torch.tensor([15, 0], dtype=torch.int32) if why == "step" else None
-    _, launches = _launched(lambda: KVView(k, v, keys, keys - queries, step=step).attend(q, scale=0.2, **options))  # type: ignore[arg-type]
+    _, launches = _launched(lambda: KVView(k, v, keys, step=step).attend(q, scale=0.2, **options))  # type: ignore[arg-type]
     assert launches > 0
 
 
@@ -156,6 +157,20 @@ def test_whole_models(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2
     real = given["attention_mask"].bool()
     assert (found.logits - exact)[real].norm() <= 2 * (rounded - exact)[real].norm()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.no_grad()
+def test_a_prompt_in_a_paged_cache(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row is read as in a contiguous cache; of several, only kernels read pages."""
+    by_torch, calls = view.torch_attention, []
+    monkeypatch.setattr(view, "torch_attention", lambda *given, **more: calls.append(1) or by_torch(*given, **more))
+    model = torch_foundry.patch(copy.deepcopy(shared("llama")).to(torch.bfloat16))
+    text = ids(rows, 40)
+    found = model(text, past_key_values=PagedCache(model.config, 16)).logits
+    assert len(calls) == (2 if rows == 1 else 0)
+    expected = model(text).logits
+    assert (found - expected).abs().max() <= 0.05 * expected.abs().max() and (rows > 1 or torch.equal(found, expected))
 
 
 @torch.no_grad()

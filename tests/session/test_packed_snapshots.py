@@ -21,7 +21,7 @@ from tests.hf.tiny_models import ids, shared
 from torch_foundry import LoadError, Session
 from torch_foundry.io.container import Container
 from torch_foundry.kvcache import packed_states
-from torch_foundry.kvcache.snapshots import Snapshots, newest
+from torch_foundry.kvcache.snapshots import Snapshots
 from torch_foundry.testing.tolerance import assert_norm, relative_error
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -58,10 +58,12 @@ def test_what_follows_is_what_float64_makes_of_the_codes(family: str) -> None:
     for at in (39, 16):
         session.cache.snapshots.back(session.cache, at)
         exact.cache.snapshots.back(exact.cache, at)
-        states = {i: newest(layer) for i, layer in enumerate(session.cache.layers) if session.cache.is_linear[i]}
+        states = {
+            i: layer.stored_tensors() for i, layer in enumerate(session.cache.layers) if session.cache.is_linear[i]
+        }
         states = {i: {name: state.clone() for name, state in layer.items()} for i, layer in states.items()}
         for i, layer in states.items():
-            for name, state in newest(exact.cache.layers[i]).items():
+            for name, state in exact.cache.layers[i].stored_tensors().items():
                 assert 0 < relative_error(layer[name], state.double()) < 0.01, "codes of 8 bits"
         ours = model(more, past_key_values=copy.deepcopy(session.cache)).logits
         theirs = go_on(stock, text[:, :at], more, states)

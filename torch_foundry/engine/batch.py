@@ -16,7 +16,7 @@ from torch_foundry.engine.sequence import ScheduledSequence
 from torch_foundry.generation.step_graph import Sizes
 from torch_foundry.kvcache.block_manager import BlockManager
 from torch_foundry.kvcache.paged import PagedLayer
-from torch_foundry.kvcache.pooled_states import PooledStates
+from torch_foundry.kvcache.pooled_states import COUNT, PROMPT, TABLE, TOKENS, PooledStates
 from torch_foundry.kvcache.view import Heads, KVStep, KVView, Rope, StateView
 
 
@@ -114,7 +114,7 @@ class Batch:
     def __init__(self, sizes: Sizes, width: int, manager: BlockManager, device: torch.device) -> None:
         rows, tokens = sum(batch for batch, _ in sizes), sum(batch * length for batch, length in sizes)
         self._manager = manager
-        each = 4 + manager.states.ring if manager.states.slots else 0
+        each = TABLE + manager.states.ring if manager.states.slots else 0
         parts = tokens, 2 * rows, tokens, rows * width, rows * each  # ids, rows, positions, table, states
         self._host = array("i", bytes(4 * sum(parts)))
         self._staged = torch.frombuffer(self._host, dtype=torch.int32)
@@ -123,8 +123,7 @@ class Batch:
             self._there = torch.full_like(self._staged, -1)  # what the device has, but for ids
         self._step: tuple[int, Tensor, Tensor] | None = None  # requests; what `move_on` adds, here and on the device
         self.ids, starts, self._positions, table, states = self._control.split(parts)
-        # of recurrent layers: runs, how many of their tokens are a prompt's, and rows of `StateTables`
-        self.states = states.view(rows, each) if each else None
+        self.states = states.view(rows, each) if each else None  # of recurrent layers, as `PooledStates.view` has it
         self._at = list(itertools.accumulate(parts))[:-1]  # where rows, positions, table and states begin
         self._known: list[list[int]] = [[] for _ in range(rows)]  # tables that the host's copy has
         self._places: dict[tuple[int, int], int] = {}  # tokens of sequences, by number: which of the step's
@@ -164,12 +163,12 @@ class Batch:
                 self._places.update(((part.id, n), at + n - start) for n in numbers)
                 if manager.states.slots:
                     if part.id not in begun:
-                        begun[part.id] = own = states + i * (4 + manager.states.ring)
                         newest, *slots = manager.states.row(part.id)
                         newest += start - manager.length(part.id)  # of steps that are not committed yet
-                        host[own : own + 4 + manager.states.ring] = array("i", [at, 0, 0, newest, *slots])
-                    host[begun[part.id] + 1] += count
-                    host[begun[part.id] + 2] += min(max(part.sequence.prompt - start, 0), count)
+                        begun[part.id] = own = states + i * (TABLE + len(slots))
+                        host[own : own + TABLE + len(slots)] = array("i", [at, 0, 0, newest, *slots])
+                    host[begun[part.id] + TOKENS] += count
+                    host[begun[part.id] + PROMPT] += min(max(part.sequence.prompt - start, 0), count)
             row += group.batch
         count, wanted = len(groups[0]), self._staged[self._at[0] :]
         if ids or self._step is None or self._step[0] != count or not self._is_next(wanted):
@@ -182,7 +181,7 @@ class Batch:
             step, (rows, positions, _, states) = torch.zeros_like(self._there), self._at
             step[rows : rows + 2 * count : 2] = step[positions : positions + count] = 1
             if self.states is not None:
-                step[states:].view_as(self.states)[:count, 3] = 1
+                step[states:].view_as(self.states)[:count, COUNT] = 1
             with torch.inference_mode(False):
                 device_step = torch.empty_like(self._control)
             self._copy(device_step, step)
@@ -203,20 +202,20 @@ class Batch:
         to.copy_(values, non_blocking=devices.of(to.device).overlaps_copies)
 
     def view(
-        self, slot: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor], *, exact: bool
+        self, layer: PagedLayer | PooledStates, join: Callable[[list[Tensor]], Tensor], *, exact: bool
     ) -> GroupedView | StateView:
         """Where the step's keys and values, or states, lie in a layer of the cache. exact: as it was filled last."""
-        if isinstance(slot, PooledStates):
+        if isinstance(layer, PooledStates):
             assert self.states is not None
-            return slot.view(self.states, max(group.length for group in self.groups))
-        k, v = slot.memory
+            return layer.view(self.states, max(group.length for group in self.groups))
+        k, v = layer.memory
         views = [
-            KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=slot.formats)
+            KVView(k, v, self.bound, positions=g.positions, rows=g.rows, block_table=g.table, formats=layer.formats)
             for g in self.groups
         ]
         if exact:
             views = [
-                view if g.start is None else replace(view, kv_len=g.start + g.length, start=g.start, exact=True)
+                view if g.start is None else replace(view, kv_len=g.start + g.length, rows=None)
                 for view, g in zip(views, self.groups, strict=True)
             ]
         return GroupedView(self.groups, views, join, self._positions)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine.forward import Forward
-from torch_foundry.engine.mtp import PagedMTPDrafter
+from torch_foundry.engine.mtp import READ_AT_ONCE, PagedMTPDrafter
 from torch_foundry.engine.next_tokens import some_rows
 from torch_foundry.engine.request import EngineConfig, SamplingParams
 from torch_foundry.engine.sequence import ScheduledSequence, Sequence
@@ -34,8 +34,6 @@ from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.state_tables import StateTables
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.sampling import Sampler
-
-PIECE = 256  # tokens of a text that are read at a time
 
 
 class PagedDraftModel:
@@ -151,7 +149,7 @@ class PagedDraftModel:
         sure = max(0, len(stored) - MAX_DRAFT_TOKENS)  # behind these there may be drafts
         known = sure + accepted(stored[sure:], text[sure:])
         manager.crop(id, min(known, len(text) - 1))
-        while (end := manager.length(id) + PIECE) < len(text):
+        while (end := manager.length(id) + READ_AT_ONCE) < len(text):
             if not self._reserve(id, text, end):
                 return False
             self._run([self._part(sequence, text, end)])

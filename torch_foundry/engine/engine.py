@@ -69,7 +69,6 @@ class Engine:
                 block_size=own.block_size,
                 kv_cache=own.kv_cache,
                 states=own.state_tables(self.snapshots) if recurrent else None,
-                snapshot_format=own.snapshot_format,
             )
             self._ranks = Ranks(plan.split, own)
             forward = Forward(model, self.cache, requests=own.requests, batch_invariant=own.batch_invariant)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,13 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.limits import FEW_ROWS, ROWS_TOGETHER, power_of_two
 from torch_foundry.engine.batch import Batch, GroupedView
 from torch_foundry.engine.sequence import Parts, ScheduledSequence
-from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import SegmentedGraph, Sizes, StepGraph, of_prompts, step_bytes
 from torch_foundry.kvcache.paged import PagedCache
 from torch_foundry.kvcache.pooled_states import move_snapshots
 from torch_foundry.kvcache.view import StateView
 from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
-from torch_foundry.models.outputs import check_around, head_of, logits_of
+from torch_foundry.models.outputs import check_around, logits_of
 from torch_foundry.models.rope import Kind, Table, horizon_for
 from torch_foundry.models.weights import EXPERT_TOKENS, ROW_BY_ROW, Gemm, Linear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -43,27 +42,27 @@ class PagedStep:
         self, decoder: DecoderModel, cache: PagedCache, sizes: Sizes, width: int, batch_invariant: bool
     ) -> None:
         self.decoder, self.cache, self.sizes, self.batch_invariant = decoder, cache, sizes, batch_invariant
-        self.inputs = Batch(sizes, width, cache.manager, decoder.device)
-        self.keys = self.inputs.bound
-        self.hidden = decoder.new_hidden(1, len(self.inputs.ids))
+        self.batch = Batch(sizes, width, cache.manager, decoder.device)
+        self.keys = self.batch.bound
+        self.hidden = decoder.new_hidden(1, len(self.batch.ids))
         self._pools, self._rope = self._memory(), decoder.rotary.version()
 
     def fill(self, groups: Sequence[Parts], parts: Parts, hidden: Tensor | None, tokens: Tensor | None) -> None:
         """What the step computes: see `Batch.fill`, and `Forward` of hidden and tokens."""
-        self.inputs.fill(groups, ids=tokens is None)
+        self.batch.fill(groups, ids=tokens is None)
         if tokens is not None:
-            self.inputs.ids[self.inputs.tokens(parts)] = tokens
+            self.batch.ids[self.batch.tokens(parts)] = tokens
         if self.hidden is not None:
             assert hidden is not None
-            self.hidden[0, self.inputs.tokens(parts)] = hidden
+            self.hidden[0, self.batch.tokens(parts)] = hidden
 
     @property
     def ids(self) -> Tensor:
         """See `StepInputs`: all groups' tokens in one row."""
-        return self.inputs.ids[None]
+        return self.batch.ids[None]
 
     def _memory(self) -> list[Any]:
-        return [tensor for slot in self.cache.used for tensor in slot.memory]
+        return [tensor for layer in self.cache.parts for tensor in layer.memory]
 
     def is_valid(self, positions: int = 0) -> bool:
         """See `StepInputs`."""
@@ -77,11 +76,11 @@ class PagedStep:
     def states(self, graph: SegmentedGraph | None = None) -> list[GroupedView | StateView]:
         """See `StepInputs`."""
         join = torch.cat if graph is None else graph.join
-        return [self.inputs.view(slot, join, exact=graph is None) for slot in self.cache.used]
+        return [self.batch.view(layer, join, exact=graph is None) for layer in self.cache.parts]
 
     def gemm(self, graph: SegmentedGraph | None = None) -> Gemm:
         """See `StepInputs`."""
-        if self.batch_invariant or len(self.inputs.ids) <= self.decoder.mixers[0].out.few:
+        if self.batch_invariant or len(self.batch.ids) <= self.decoder.mixers[0].out.few:
             return ROW_BY_ROW if graph is None else replace(ROW_BY_ROW, call=graph.call)
         if graph is None:
             return Gemm(Linear.gemm, expert_tokens=EXPERT_TOKENS)
@@ -107,9 +106,7 @@ class Forward:
 
     def __init__(self, model: Any, cache: PagedCache, *, requests: int, batch_invariant: bool) -> None:
         self.plan: DecoderModel = decoder_plan(model)
-        head = head_of(model)
-        assert head is not None
-        self.model, self.cache, self.batch_invariant, self.head = model, cache, batch_invariant, head
+        self.model, self.cache, self.batch_invariant = model, cache, batch_invariant
         with torch.no_grad():
             self.plan.check()
         check_around(model)
@@ -117,7 +114,7 @@ class Forward:
             raise Fallback("rope depends on the length of the text")
         states = {index: mixer.state for index, mixer in self.plan.owners.items()}
         cache.prepare(states, self.plan.dtype, self.plan.device)
-        self.graphs = cast(GraphCache, self.plan.graphs)
+        self.graphs = self.plan.graphs
         self._snapshot, self._requests = self.plan.guard, requests
         self._met: Counter[Hashable] = Counter()  # steps with prompts
         self._width = TEXT // cache.manager.block_size or 1  # blocks of a table
@@ -142,7 +139,7 @@ class Forward:
         check_around(self.model)
         if self._snapshot is not self.plan.guard:
             self._change()
-        move_snapshots(self.cache.manager.states, self.cache.used)
+        move_snapshots(self.cache.manager.states, self.cache.parts)
         for part in parts:
             if part.shows_images:
                 self._show(part)
@@ -154,7 +151,7 @@ class Forward:
 
     def _tell(self, step: PagedStep, x: Tensor, parts: Parts, ahead: int = 0) -> None:
         if self.seen is not None and (parts := [part for part in parts if part.sequence.drafting is not None]):
-            self.seen(parts, x[step.inputs.tokens(parts)], ahead)
+            self.seen(parts, x[step.batch.tokens(parts)], ahead)
 
     def _show(self, part: ScheduledSequence) -> None:
         try:
@@ -176,21 +173,18 @@ class Forward:
         if self._last is None:
             return None
         n, step = len(tokens), self._last.inputs
-        step.inputs.move_on(n)
-        step.inputs.ids[:n].copy_(tokens)
+        step.batch.move_on(n)
+        step.batch.ids[:n].copy_(tokens)
         if step.hidden is not None and hidden is not None:
             step.hidden[0, :n].copy_(hidden)
         self._tell(step, x := self._last.run()[0], parts, ahead)
         return self._logits(x[:n])
 
-    def _drop(self) -> None:
-        self.graphs.drop(self)
-        self._refused = self._last = None
-
     def _change(self) -> None:
         """The model has changed: nothing may keep what it was."""
-        self._drop()
-        for spec, layer in zip(self.plan.specs, self.cache.used, strict=True):
+        self.graphs.drop(self)
+        self._refused = self._last = None
+        for spec, layer in zip(self.plan.specs, self.cache.parts, strict=True):
             if not layer.fits(0, spec, self.plan.dtype, self.plan.device):
                 raise Fallback("the model has another shape, dtype or device than its cache")
         self._snapshot = self.plan.guard
@@ -204,7 +198,7 @@ class Forward:
         sizes = self._sizes(few, pieces)
         if self._refused is self.plan.guard or not self._worth(sizes, parts):
             return None
-        graph = self.graphs.of(self).find(sizes)
+        graph: StepGraph[PagedStep] | None = self.graphs.of(self).find(sizes)
         fresh = graph is None
         if graph is None:
             own = PagedStep(self.plan, self.cache, sizes, self._width, self.batch_invariant)
@@ -221,8 +215,7 @@ class Forward:
                 del self._met[dropped]
         generating = all(part.start >= part.sequence.prompt for part in parts)  # the end of a prompt is not what comes
         self._last = graph if generating and [length for _, length in sizes] == [1] else None
-        self._tell(graph.inputs, x, parts)
-        return x[graph.inputs.inputs.tokens(parts, wanted=True)]
+        return self._wanted(graph.inputs, x, parts)
 
     def _sizes(self, few: Parts, pieces: Parts) -> Sizes:
         sizes: Sizes = ()
@@ -270,7 +263,7 @@ class Forward:
         """As `_captured`, without a graph."""
         alike: defaultdict[tuple[int, Hashable], list[ScheduledSequence]] = defaultdict(list)
         for part in parts:
-            pieces = list(part.cut(MAX_GEMV_ROWS)) if self.batch_invariant else [part]
+            pieces = list(part.cut(self._piece)) if self.batch_invariant else [part]
             whole = self.cache.manager.states.slots  # recurrent layers want pieces side by side
             for piece in pieces:
                 alike[len((pieces[0] if whole else piece).ids), self._by_torch(piece) and piece.id].append(piece)
@@ -278,16 +271,19 @@ class Forward:
         width = max(len(self.cache.manager.table(part.id)) for part in parts)
         step = PagedStep(self.plan, self.cache, sizes, width, self.batch_invariant)
         step.fill(list(alike.values()), parts, hidden, tokens)
-        x = step.run()
+        return self._wanted(step, step.run(), parts)
+
+    def _wanted(self, step: PagedStep, x: Tensor, parts: Parts) -> Tensor:
+        """Of the last norm's result, the tokens that are wanted. Who watches is told of all."""
         self._tell(step, x, parts)
-        return x[step.inputs.tokens(parts, wanted=True)]
+        return x[step.batch.tokens(parts, wanted=True)]
 
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.plan.vocabulary)
         if not self.batch_invariant or len(x) <= ROWS_TOGETHER:  # which go row by row on any device
-            return logits_of(self.model, self.head, x)
-        return torch.cat([logits_of(self.model, self.head, rows) for rows in x.split(ROWS_TOGETHER)])
+            return logits_of(self.model, x)
+        return torch.cat([logits_of(self.model, rows) for rows in x.split(ROWS_TOGETHER)])
 
 
 def _few(part: ScheduledSequence) -> bool:

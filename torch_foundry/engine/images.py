@@ -97,16 +97,16 @@ class Images:
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, logits_to_keep=1, **options, **given)
         model(**inputs, return_dict=True)
         table = cache.tables([name], decoder.device)
-        for i, slot in enumerate(cache.slots):
+        for i, paged in enumerate(cache.layers):
             layer: Any = kv_layer(text, i, decoder.state.kv_cache)
-            if isinstance(slot, PagedLayer):
-                for pool, stored in zip(slot.pools, (layer.keys, layer.values), strict=True):
+            if isinstance(paged, PagedLayer):
+                for pool, stored in zip(paged.pools, (layer.keys, layer.values), strict=True):
                     pool.write(stored, table, 0)
             else:
                 assert isinstance(layer, RecurrentLayer)
                 at = cache.manager.states.slot(name, self.end)
-                for pages, states in zip(slot.memory, layer.memory, strict=True):
-                    pages[at].copy_(states[layer.position % len(states)][0])
+                for states, newest in zip(paged.memory, layer.stored_tensors().values(), strict=True):
+                    states[at].copy_(newest[0])
 
 
 def _end(tokens: Tensor, given: Mapping[str, Any], config: Any, replaced: Iterable[int]) -> int:

@@ -27,11 +27,11 @@ LEAST_TOKENS = 256  # of a step by default, however little memory there is
 def memory_of(cache: PagedCache) -> tuple[int, int]:
     """Bytes of blocks, and of recurrent states: those of running requests, and snapshots."""
     both = [0, 0]
-    for slot in cache.used:
-        if isinstance(slot, PagedLayer):
-            both[0] += sum(tensor.nbytes for tensor in slot.memory)
+    for layer in cache.parts:
+        if isinstance(layer, PagedLayer):
+            both[0] += sum(tensor.nbytes for tensor in layer.memory)
         else:
-            both[1] += slot.nbytes
+            both[1] += layer.nbytes
     return both[0], both[1]
 
 
@@ -40,10 +40,10 @@ def token_rows(
 ) -> list[tuple[int, torch.dtype]]:
     """What a token takes of each layer's keys, and of its values: elements, of which dtype."""
     rows = [
-        (spec.heads, row_width(columns, name, dtype))
+        (spec.heads, row_width(head_dim, name, dtype))
         for spec in specs
         if isinstance(spec, KVSpec)
-        for columns, name in zip(spec.widths, parse(kv_cache), strict=True)
+        for head_dim, name in zip(spec.head_dims, parse(kv_cache), strict=True)
     ]
     return [(heads * width, kind) for heads, (width, kind) in rows]
 

@@ -22,7 +22,7 @@ from torch_foundry.models.calls import LONGEST_STEP
 from torch_foundry.models.mtp import is_head_of
 from torch_foundry.sampling import Sampler
 
-PIECE = 256  # tokens whose hidden states are kept before the head reads them, and that it reads at a time
+READ_AT_ONCE = 256  # tokens that a drafter reads in one step; so many hidden states may wait for the head to read them
 
 
 @dataclass
@@ -78,7 +78,7 @@ class PagedMTPDrafter:
 
     def catch_up(self) -> bool:
         """Read what has waited for long, as of prompts; returns whether there was something."""
-        late = [known for known in self._known.values() if known.waiting >= PIECE]
+        late = [known for known in self._known.values() if known.waiting >= READ_AT_ONCE]
         for known in late:
             try:
                 self._read(known)
@@ -180,8 +180,8 @@ class PagedMTPDrafter:
         hidden = known.hidden.take(at, end + 1)
         known.hidden.put(end, hidden[None, -1:])
         known.waiting = 1
-        for first in range(at, end, PIECE):
-            count = min(PIECE, end - first)
+        for first in range(at, end, READ_AT_ONCE):
+            count = min(READ_AT_ONCE, end - first)
             part = ScheduledSequence(sequence, first - known.first, sequence.tokens[first + 1 : first + 1 + count])
             self.cache.copy(manager.reserve(sequence.id, count))
             self._step([part], hidden[first - at : first - at + count])

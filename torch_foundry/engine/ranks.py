@@ -26,8 +26,7 @@ class Ranks:
     """
 
     def __init__(self, shared: bool, config: EngineConfig) -> None:
-        drafts = config.use_mtp or config.assistant_model is not None or config.prompt_lookup_num_tokens
-        if shared and drafts:
+        if shared and config.drafts:
             raise Fallback("drafts, whose number each process would time by itself, of weights that are sharded")
         self.shared = shared
         self._group = distributed.new_group(backend="gloo", timeout=FOREVER) if shared else None

@@ -199,18 +199,27 @@ class EngineConfig:
         check_lookup(self.prompt_lookup_num_tokens)
         if type(self.use_mtp) is not bool:
             raise ValueError(f"use_mtp: expected True or False, got {self.use_mtp!r}")
-        sources = {"prompt_lookup_num_tokens": self.prompt_lookup_num_tokens, "use_mtp": self.use_mtp}
-        sources["assistant_model"] = self.assistant_model is not None
-        if len(given := [name for name, value in sources.items() if value]) > 1:
+        if len(given := self.drafts) > 1:
             raise ValueError(f"{', '.join(given)}: expected one of them, got {'both' if len(given) == 2 else 'all'}")
+
+    @property
+    def drafts(self) -> list[str]:
+        """Options by which requests that don't say so have draft tokens."""
+        given = {
+            "prompt_lookup_num_tokens": self.prompt_lookup_num_tokens,
+            "use_mtp": self.use_mtp,
+            "assistant_model": self.assistant_model is not None,
+        }
+        return [name for name, value in given.items() if value]
 
     def state_tables(self, snapshots: int) -> StateTables:
         """Slots for the recurrent states of all requests, and snapshots. DoesNotFit: they are too many."""
-        drafts = self.prompt_lookup_num_tokens or self.use_mtp or self.assistant_model is not None
-        ring = 1 + max(self.ahead, LONGEST_STEP if drafts else 1)
+        ring = 1 + max(self.ahead, LONGEST_STEP if self.drafts else 1)
         check_states(self.requests, ring, snapshots)
-        kind = StateTables if self.snapshot_format is None else PackedStateTables
-        return kind(self.requests, ring, snapshots, every=self.snapshot_every)
+        sizes, every = (self.requests, ring, snapshots), self.snapshot_every
+        if self.snapshot_format is None:
+            return StateTables(*sizes, every=every)
+        return PackedStateTables(*sizes, every=every, format=self.snapshot_format)
 
     def cache_blocks(self, max_tokens: int) -> int:
         """Blocks of the cache, for texts of up to `max_tokens` tokens."""

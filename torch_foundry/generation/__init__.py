@@ -1,7 +1,7 @@
 """The runtime of `generate()`, engines and a caller's own loop: captured decode steps, and what takes them.
 
 - `step_graph`: a model's step over memory at fixed addresses (`StepInputs`: growing caches in `step_state`, an engine's
-  pages), captured once and replayed. `graph_cache`: all steps that a model keeps, within a number of bytes.
+  pages), captured once and replayed. The model keeps all of its steps: `models.graph_cache`.
 - `runner`: single steps and verified draft tokens of one generation; `captured_steps`: what it leaves
   for the next one.
 - `loop`, `speculation`: generating until `stopping` says so, with draft tokens or without.

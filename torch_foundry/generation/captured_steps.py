@@ -81,8 +81,8 @@ class CapturedSteps:
                 prompt, streams = input_ids.expand(rows, -1), [0] * rows
                 own.begin(prompt, settings=sampler.settings[0], seed=sampler.seed, streams=streams)
         layers.memory, layers.batch = self.memory, self.batch
-        for slot, memory in zip(layers.slots, self.memory, strict=True):
-            slot.use_buffer(memory)
+        for part, memory in zip(layers.parts, self.memory, strict=True):
+            part.use_buffer(memory)
         for graph in self.graphs.values():
             graph.inputs.layers = layers
             if mask is not None and graph.inputs.mask is not None:

@@ -41,12 +41,11 @@ class DraftModel:
         """See `Drafter`."""
         settings, vocab_size = target.settings[0], self.model.lm_head.out_features
         assert settings is not None
-        self._sampler = Sampler(
+        sampler = Sampler(
             settings, self._prompt, vocab_size=vocab_size, capacity=self._capacity, seed=target.seed, streams=[0]
         )
-        self._runner.begin(self._sampler, self._prompt)
+        self._runner.begin(sampler, self._prompt)
         self._runner.reuse(self._capacity - self._prompt.shape[1])
-        self._sampler = self._runner.sampler
 
     def propose(self, sequences: Sequence[SequenceDrafts], count: int) -> None:
         """See `Drafter`."""
@@ -64,7 +63,7 @@ class DraftModel:
         self._step(text, end, count)
         self.usual = end - 1 - known <= LONGEST_STEP and plan.captured == captured
         self._read, self._ahead = end, count - 1
-        own.drafts = self._sampler.ids[0, end : end + count]
+        own.drafts = self._runner.sampler.ids[0, end : end + count]
 
     def leave(self, own: SequenceDrafts) -> None:
         """See `Drafter`."""
@@ -78,13 +77,13 @@ class DraftModel:
     def _step(self, text: list[int], end: int, steps: int) -> None:
         """Choose `steps` tokens behind the first `end` ones, of which the last one is not in the cache yet."""
         self._runner.seek(end - 1)
-        self._sampler.seek([end], text[end - 1 : end])
+        self._runner.sampler.seek([end], text[end - 1 : end])
         if not self._runner.step(steps, steps):
             raise Fallback("the draft's cache has to move")
 
     def _append(self, tokens: list[int]) -> None:
         """Read `tokens`, which go to the cache."""
-        self._forward(input_ids=torch.tensor([tokens], device=self._sampler.device))
+        self._forward(input_ids=torch.tensor([tokens], device=self._runner.sampler.device))
 
     def _forward(self, **inputs: torch.Tensor) -> None:
         """The model's own forward pass over tokens that go to the cache."""

@@ -95,7 +95,7 @@ class MTPDrafter(DraftModel):
         if few == 1:
             self._choose(text, end, count, hidden[-1:])
             self._keep(end - 1)
-            own.drafts = self._sampler.ids[0, end : end + count]
+            own.drafts = self._runner.sampler.ids[0, end : end + count]
         else:
             more = torch.tensor(text[start + 2 :], dtype=torch.int64)
             sampler, behind = self._runner.choose(text[start + 1], more, start + 2, LONGEST_STEP, hidden)
@@ -105,7 +105,7 @@ class MTPDrafter(DraftModel):
             if count > 1:
                 self._runner.seek(end - 1)
                 self._choose([*text, 0], end + 1, count - 1, behind[0, few - 1 : few], first)
-                own.drafts = torch.cat([first, self._sampler.ids[0, end + 1 : end + count]])
+                own.drafts = torch.cat([first, self._runner.sampler.ids[0, end + 1 : end + count]])
         self.usual &= plan.captured == captured
 
     def leave(self, own: SequenceDrafts) -> None:
@@ -116,9 +116,9 @@ class MTPDrafter(DraftModel):
     def _choose(self, text: list[int], end: int, steps: int, hidden: Tensor, newest: Tensor | None = None) -> None:
         """`steps` tokens behind the first `end` ones. hidden: [1, hidden] behind the last but one of these. newest: the
         last, if only the device knows it."""
-        self._sampler.seek([end], text[end - 1 : end] if newest is None else None)
+        self._runner.sampler.seek([end], text[end - 1 : end] if newest is None else None)
         if newest is not None:
-            self._sampler.token.copy_(newest[None])
+            self._runner.sampler.token.copy_(newest[None])
         if not self._runner.step(steps, steps, hidden):
             raise Fallback("the head's cache has to move")
 
@@ -129,7 +129,7 @@ class MTPDrafter(DraftModel):
 
     def _append_beside(self, tokens: list[int], hidden: Tensor) -> None:
         """Read `tokens`, each behind its row of `hidden`, layer by layer; they go to the cache."""
-        ids = torch.tensor([tokens], device=self._sampler.device)
+        ids = torch.tensor([tokens], device=self._runner.sampler.device)
         with torch.no_grad():
             x = decoder_plan(self.model).embed_beside(ids, hidden[None], AUTO)
         at = torch.arange(self._read, self._read + len(tokens), device=x.device)[None]

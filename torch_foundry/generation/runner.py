@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -14,13 +14,12 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
 from torch_foundry.generation.captured_steps import CapturedSteps
 from torch_foundry.generation.draft_length import rows_of
-from torch_foundry.generation.graph_cache import GraphCache
 from torch_foundry.generation.step_graph import StepGraph
 from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.kvcache.hf_cache import reserve_hint
 from torch_foundry.kvcache.snapshots import Snapshots
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
-from torch_foundry.models.outputs import check_around, head_of, logits_of
+from torch_foundry.models.outputs import check_around, logits_of
 from torch_foundry.models.rope import last_positions
 from torch_foundry.models.state import ModelPlan
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -75,13 +74,13 @@ class DecodeRunner:
     def reuse(self, tokens: int) -> None:
         """Go on with what another generation has left, if it fits. To be called before the prompt, which `tokens`
         follow, is taken in: it will be stored in that memory."""
-        graphs, key, decoder = self._shared()
-        steps: CapturedSteps | None = graphs.take(key)
+        key, decoder = self._shared()
+        steps: CapturedSteps | None = decoder.graphs.take(key)
         if steps is None:
             return
         sampler, prompt = self.sampler, self._steps.prompt
         if not steps.fits(sampler, prompt.shape[1] + min(tokens, EXPECTED)) or not steps.output_is_valid(self.model):
-            graphs.give(key, steps)
+            decoder.graphs.give(key, steps)
             return
         self._layers = CacheLayers(self.cache, decoder.owners, decoder.state.kv_cache)
         steps.begin(sampler, prompt, self.mask, self._layers)
@@ -90,24 +89,24 @@ class DecodeRunner:
     def release(self) -> None:
         """Leave for the next generation what it can use; the cache, which nobody else knows, is empty then. Nothing is
         under way."""
-        (graphs, key, _), steps, layers = self._shared(), self._steps, self._layers
+        (key, decoder), steps, layers = self._shared(), self._steps, self._layers
         valid = steps.graphs and all(graph.is_valid() for graph in steps.graphs.values())
         if self._by_layers or not valid or not steps.output_is_valid(self.model):
             return
         for rows in steps.samplers.keys() - steps.graphs.keys() - {1}:
             del steps.samplers[rows]
-        steps.memory, steps.batch, steps.capacity = layers.kept
-        if graphs.give(key, steps):
-            for slot in layers.slots:
-                slot.reset()
+        steps.memory, steps.batch, steps.capacity = layers.memory, layers.batch, layers.capacity
+        if decoder.graphs.give(key, steps):
+            for part in layers.parts:
+                part.reset()
 
-    def _shared(self) -> tuple[GraphCache, Any, DecoderModel]:
-        """Where generations leave what others can use, and under which key."""
+    def _shared(self) -> tuple[Any, DecoderModel]:
+        """Under which key generations leave what others can use, and the decoder whose graph cache has it."""
         decoder = decoder_plan(self.model)
         settings = self.sampler.settings[0]
         assert settings is not None
         key = len(self._positions), self.mask is not None, settings.structure, decoder.state.kv_cache
-        return cast(GraphCache, decoder.graphs), key, decoder
+        return key, decoder
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
@@ -120,9 +119,7 @@ class DecodeRunner:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [B, L, V] of the last norm's result, where they are not part of a graph."""
-        head = head_of(self.model)
-        assert head is not None
-        return logits_of(self.model, head, hidden)
+        return logits_of(self.model, hidden)
 
     def seek(self, position: int) -> None:
         """Go on from the only row's token at `position`: steps that are not part of the text never were."""

@@ -29,8 +29,8 @@ class CacheLayers:
     def __init__(self, cache: DynamicCache, numbers: Iterable[int], formats: Formats = PLAIN) -> None:
         numbers = tuple(numbers)
         self._layers = dict(zip(numbers, captured_layers(cache, numbers, formats), strict=True))
-        self.slots = [part for layer in self._layers.values() for part in layer.parts]
-        self.memory: list[tuple[torch.Tensor, ...]] = []  # of each of `slots`
+        self.parts = [part for layer in self._layers.values() for part in layer.parts]
+        self.memory: list[tuple[torch.Tensor, ...]] = []  # of each of `parts`
         self.batch = 0
         self.starts: list[int] = []  # flat `CapturedStep.start` of the first token that there is room for
         # tokens that `place` has made room for, that are in it, that are part of the text, and of the cache
@@ -38,9 +38,9 @@ class CacheLayers:
         self._positions: list[int] = []  # when they were placed
 
     @property
-    def kept(self) -> tuple[list[tuple[torch.Tensor, ...]], int, int]:
-        """The memory of each layer, for how many rows, and tokens of a row that there is room for."""
-        return self.memory, self.batch, min((slot.capacity for slot in self.slots if slot.capacity), default=0)
+    def capacity(self) -> int:
+        """Tokens of a row that there is room for; 0 if that is never a question."""
+        return min((part.capacity for part in self.parts if part.capacity), default=0)
 
     def belong_to(self, cache: DynamicCache) -> bool:
         """Whether `cache` still has these layers."""
@@ -55,34 +55,34 @@ class CacheLayers:
         DoesNotFit: there is no memory for them. Raises Fallback unless the layers hold the same number of tokens, of
         the model's shape, dtype and device.
         """
-        seen = {number for slot in self.slots if (number := slot.seen) is not None}
-        if len(seen) > 1 or not all(slot.memory for slot in self.slots):
+        seen = {number for part in self.parts if (number := part.seen) is not None}
+        if len(seen) > 1 or not all(part.memory for part in self.parts):
             raise Fallback("layers of the cache hold different numbers of tokens")
         specs = decoder.specs
-        check_growth(list(zip(self.slots, specs, strict=True)), batch, tokens, decoder.dtype, decoder.device)
-        starts = [start for slot in self.slots for start in slot.place(tokens)]
-        memory = [slot.memory for slot in self.slots]
+        check_growth(list(zip(self.parts, specs, strict=True)), batch, tokens, decoder.dtype, decoder.device)
+        starts = [start for part in self.parts for start in part.place(tokens)]
+        memory = [part.memory for part in self.parts]
         same = _same(memory, self.memory)
         if not same:
-            for slot, spec in zip(self.slots, specs, strict=True):
-                if not slot.fits(batch, spec, decoder.dtype, decoder.device):
+            for part, spec in zip(self.parts, specs, strict=True):
+                if not part.fits(batch, spec, decoder.dtype, decoder.device):
                     raise Fallback("cache holds another shape, dtype or device")
             self.memory, self.batch = memory, batch
         elif batch != self.batch:
             raise Fallback("cache holds another shape, dtype or device")
-        self._positions = [slot.position for slot in self.slots]
+        self._positions = [part.position for part in self.parts]
         self.starts, self.room, self.used, self.text, self.counted = starts, tokens, 0, 0, 0
         return same
 
     def untouched(self) -> bool:
         """Whether nothing has happened to the layers since `place` but counting tokens."""
-        now = [slot.position - self.counted for slot in self.slots]
-        return now == self._positions and _same([slot.memory for slot in self.slots], self.memory)
+        now = [part.position - self.counted for part in self.parts]
+        return now == self._positions and _same([part.memory for part in self.parts], self.memory)
 
     def count(self, tokens: int) -> None:
         """`tokens` that were written are part of the cache."""
-        for slot in self.slots:
-            slot.commit(tokens)
+        for part in self.parts:
+            part.commit(tokens)
         self.counted += tokens
 
 
@@ -119,7 +119,7 @@ class StepState:
     ) -> None:
         batch, length = ids.shape
         self.layers, self.ids, self.length, self.masked = layers, ids, length, masked
-        self.keys = max(slot.capacity for slot in layers.slots)
+        self.keys = max(part.capacity for part in layers.parts)
         self.sizes: Sizes = ((batch, length),)
         self.horizon = horizon_for(max(positions, self.keys))
         like = torch.empty(0, dtype=decoder.dtype, device=ids.device)
@@ -128,7 +128,7 @@ class StepState:
         )
         self.rows = list(range(batch * length)) if given else []
         self._learned = decoder.most_positions is not None
-        self._memory, count = layers.memory, len(layers.slots)
+        self._memory, count = layers.memory, len(layers.parts)
         # not inference tensors: those could only be written to in inference mode
         with torch.inference_mode(False):
             self._overlaps = devices.of(ids.device).overlaps_copies
@@ -138,8 +138,8 @@ class StepState:
         self.start = self._control[: 2 * count].view(count, 2)
         self.positions = self._control[2 * count :].view(batch, length)
         self._states = [
-            slot.captured_view(batch, length, CapturedStep(start, self.positions, self.mask))
-            for slot, start in zip(layers.slots, self.start, strict=True)
+            part.captured_view(batch, length, CapturedStep(start, self.positions, self.mask))
+            for part, start in zip(layers.parts, self.start, strict=True)
         ]
         self._step = [length, 0] * count + [0 if given else length] * (batch * length)
         self._delta: torch.Tensor | None = None

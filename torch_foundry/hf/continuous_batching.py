@@ -39,8 +39,8 @@ class Step:
 
     of: Any  # the argument that it was made from, kept so that no other can be taken for it
     layer: int  # the last one that asked
-    places: Tensor  # int32 [T, 1]: the page that a token is written to
-    slots: Tensor  # int32 [T, 2]: where in it, and 1
+    pages: Tensor  # int32 [T, 1]: the page that a token is written to
+    offsets: Tensor  # int32 [T, 2]: where in it, and 1
     table: Tensor  # int32 [S, W]: pages of each sequence
     rows: Tensor  # int32 [S, 2]: tokens before the new ones, and how many those are
     runs: list[tuple[int, int, int, int]]  # first token, first sequence, how many sequences, tokens of each
@@ -104,7 +104,7 @@ class Continuous:
         cos, sin = rope
         each = rope if cos is None or sin is None else (cos.transpose(0, 1), sin.transpose(0, 1))
         self._seen = keys, values = self._pages(self.memory[0]), self._pages(self.memory[1])
-        to = KVView(keys, values, 0, rows=step.slots, block_table=step.places)
+        to = KVView(keys, values, 0, rows=step.offsets, block_table=step.pages)
         return to.write(q, k, v, each, head_dim=head_dim, **norms)
 
     def attend(
@@ -177,8 +177,10 @@ class Continuous:
         new = ends_q.diff()
         rows = torch.stack([ends_k.diff() - new, new], 1)
         runs = [(0, 0, len(write), 1)] if longest == 1 and len(new) == len(write) else _runs(ends_q.tolist())
-        slots = torch.stack([write % stride, torch.ones_like(write)], 1)
-        return Step(of, self.index, (write // stride)[:, None].int(), slots.int(), table.int(), rows.int(), runs, bound)
+        offsets = torch.stack([write % stride, torch.ones_like(write)], 1)
+        return Step(
+            of, self.index, (write // stride)[:, None].int(), offsets.int(), table.int(), rows.int(), runs, bound
+        )
 
 
 def _runs(ends: list[int]) -> list[tuple[int, int, int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -11,9 +11,8 @@ from transformers.cache_utils import DynamicCache
 from torch_foundry.core import devices
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
-from torch_foundry.generation.graph_cache import GraphCache
-from torch_foundry.generation.step_graph import prompt_bytes
-from torch_foundry.generation.step_state import CacheLayers, contiguous_step
+from torch_foundry.generation.step_graph import StepGraph, prompt_bytes
+from torch_foundry.generation.step_state import CacheLayers, StepState, contiguous_step
 from torch_foundry.hf import kept_cache
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.hf.wrapper import ids_of
@@ -79,10 +78,10 @@ class DecoderMixin(ModelMixin):
         return super()._by_layers(args, kwargs)
 
     def _make_plan(self, state: ModelState) -> DecoderModel:
-        return DecoderModel(self, state, GraphCache())
+        return DecoderModel(self, state)
 
     def decoder_plan(self) -> DecoderModel:
-        """The plan; a copy of a model makes its own."""
+        """See `plan_of`."""
         return self.model_plan()  # type: ignore[return-value]
 
 
@@ -162,8 +161,7 @@ def step(
         raise Fallback("rope depends on the length of the text")
     check_positions(plan, positions, seen + length)
 
-    graphs = cast(GraphCache, plan.graphs)
-    owned = graphs.of(cache)
+    owned = plan.graphs.of(cache)
     layers = owned.memory
     if layers is None or not layers.belong_to(cache):
         layers = owned.memory = CacheLayers(cache, plan.owners, plan.state.kv_cache)
@@ -171,13 +169,13 @@ def step(
     if not layers.place(plan, batch, length):
         owned.clear()
     key = (batch, length, mask is not None, positions is not None)
-    graph = owned.find(key, seen + length)
+    graph: StepGraph[StepState] | None = owned.find(key, seen + length)
     if graph is None:
         with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
             own = torch.empty(batch, length, dtype=torch.int64, device=device)
         given: dict[str, Any] = {"masked": mask is not None, "given": positions is not None}
         graph = contiguous_step(plan, layers, own, positions=seen + length, **given)
-        graphs.put(cache, key, graph)
+        plan.graphs.put(cache, key, graph)
     state = graph.inputs
     state.ids.copy_(ids)
     if positions is None:

@@ -64,7 +64,7 @@ class GeneratorMixin(CountingMixin):
         return plan
 
     def generator_plan(self) -> ModelPlan:
-        """The plan; a copy of a model makes its own."""
+        """See `plan_of`."""
         return self.model_plan()
 
     def _unknown(self) -> str:

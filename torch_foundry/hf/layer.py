@@ -11,6 +11,7 @@ from torch_foundry.hf import continuous_batching
 from torch_foundry.hf.out_of_memory import Described, explain, is_out_of_memory
 from torch_foundry.kvcache.base import CacheLayer, KVLayer, KVSpec
 from torch_foundry.kvcache.buffered import Buffered
+from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.view import Rope, SharedKeys
 from torch_foundry.models.attention import Attention
@@ -21,7 +22,7 @@ from torch_foundry.models.rope import tables_of
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.models.weights import AUTO
 
-Slot = CacheLayer | continuous_batching.Continuous | SharedKeys
+Store = CacheLayer | continuous_batching.Continuous | SharedKeys
 CACHES = ("past_key_values", "layer_past")  # how layers call it
 PADDING = "mamba_attention_mask"  # of a layer in which a state space is beside attention
 USED = frozenset({"attention_mask", *CACHES, "position_embeddings", "shared_kv_states"})
@@ -59,17 +60,17 @@ class LayerMixin(FoundryModule):
             if plan.__class__ is not LayerPlan or plan.outdated():
                 plan = self.layer_plan()
             given = plan.named(args, kwargs)
-            slot = check(plan, self.training, hidden_states, given)
+            store = check(plan, self.training, hidden_states, given)
         except Fallback as fallback:
             plan.fell_back(self._foundry_base.__name__, str(fallback))
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         plan.fused += 1
         try:
-            y = run(plan, hidden_states, given, slot)
+            y = run(plan, hidden_states, given, store)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 name = f"{self._foundry_base.__name__} {plan.spec.layer_idx}"
-                explain(error, name, tensors(plan, hidden_states, slot))
+                explain(error, name, tensors(plan, hidden_states, store))
             raise
         return (y, None) if plan.spec.family.pairs else y
 
@@ -83,7 +84,7 @@ class LayerMixin(FoundryModule):
         return result
 
 
-def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: dict[str, Any]) -> Slot | None:
+def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: dict[str, Any]) -> Store | None:
     """The cache layer to write to; None: no cache. Raises Fallback if stock code has to run."""
     if training:
         raise Fallback("training")
@@ -121,7 +122,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         raise Fallback("no position embeddings")
     if plan.spec.family.scaled_queries and kwargs.get("position_ids") is None:
         raise Fallback("no position_ids")
-    slot: CacheLayer | None = None
+    store: CacheLayer | None = None
     cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
     if requests is not None:
         if cache is not None:
@@ -138,14 +139,14 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
             raise Fallback(reason)
         return shared
     if cache is not None:
-        slot = kv_layer(cache, plan.spec.layer_idx, plan.state.kv_cache)
-        if not slot.fits(x.shape[0], mixer.state, dtype, x.device):
+        store = kv_layer(cache, plan.spec.layer_idx, plan.state.kv_cache)
+        if not store.fits(x.shape[0], mixer.state, dtype, x.device):
             raise Fallback("cache holds another shape, dtype or device")
-        if hands_on(mixer) and not (isinstance(slot, Buffered) and slot.plain):
+        if hands_on(mixer) and not (isinstance(store, Buffered) and store.kv_cache == PLAIN):
             raise Fallback("keys that layers share are not stored as they are")
-    if mask is not None and (reason := mixer.mask_reason(mask, x, slot)):
+    if mask is not None and (reason := mixer.mask_reason(mask, x, store)):
         raise Fallback(reason)
-    return slot
+    return store
 
 
 def mask_of(mixer: Mixer, given: dict[str, Any]) -> Any:
@@ -180,32 +181,32 @@ def shared_keys(plan: LayerPlan, states: Any, x: torch.Tensor) -> SharedKeys:
     return SharedKeys(k, v)
 
 
-def run(plan: LayerPlan, hidden_states: torch.Tensor, given: dict[str, Any], slot: Slot | None) -> torch.Tensor:
-    """The fused layer on hidden_states [B, L, hidden], or streams of that. `slot` is the cache layer to extend; None:
+def run(plan: LayerPlan, hidden_states: torch.Tensor, given: dict[str, Any], store: Store | None) -> torch.Tensor:
+    """The fused layer on hidden_states [B, L, hidden], or streams of that. `store` is the cache layer to extend; None:
     attend to these tokens only. given: arguments of stock's."""
     layer, mixer, streams = plan.layer, plan.layer.mixer, hidden_states.contiguous()
     x = layer.seen(streams)
     rope: Rope = (None, None)
     if mixer is not None and mixer.rope:
         rope = tables_of(plan.spec.family, plan.config, given["position_embeddings"], given.get("position_ids"))
-    kv: Any = slot
-    if mixer is not None and not isinstance(slot, continuous_batching.Continuous):
-        kv = mixer.reserve(slot, x)
+    kv: Any = store
+    if mixer is not None and not isinstance(store, continuous_batching.Continuous):
+        kv = mixer.reserve(store, x)
     mask = None if mixer is None else mask_of(mixer, given)
     y = forward(layer, streams, kv, rope, AUTO, mask, given=given.get(OWN))
     if hands_on(mixer) and given.get("shared_kv_states") is not None:
-        seen = (t.narrow(2, kv.first, kv.kv_len) for t in (kv.k, kv.v))
+        seen = (t.narrow(2, 0, kv.kv_len) for t in (kv.k, kv.v))
         given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)
-    if isinstance(slot, CacheLayer):
-        slot.commit(x.shape[1])
+    if isinstance(store, CacheLayer):
+        store.commit(x.shape[1])
     return y
 
 
-def tensors(plan: LayerPlan, x: torch.Tensor, slot: Slot | None) -> dict[str, Described]:
+def tensors(plan: LayerPlan, x: torch.Tensor, store: Store | None) -> dict[str, Described]:
     """The tensors of a layer that grow with the prompt, by name."""
     spec, mixer, (batch, queries, hidden) = plan.spec, plan.layer.mixer, x.shape[-3:]
     shapes = {"hidden states": [batch, queries, hidden], "MLP": [batch, queries, 2 * spec.inner]}
     if isinstance(mixer, Attention):
-        keys = slot.visible(queries) if isinstance(slot, KVLayer) else queries
+        keys = store.visible(queries) if isinstance(store, KVLayer) else queries
         shapes["keys"] = shapes["values"] = [batch, mixer.state.heads, keys, mixer.state.head_dim]
     return {name: (shape, x.dtype) for name, shape in shapes.items()}

@@ -20,7 +20,7 @@ from torch_foundry.models.families import POSITIONS, SCALED_EMBEDDINGS, is_dense
 from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import derived_reason, device_reason, tensor_reason, weight_reason
 from torch_foundry.models.outputs import number
-from torch_foundry.models.state import ModelState, Plan
+from torch_foundry.models.state import ModelState, Plan, plan_of
 from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import Linear
@@ -71,8 +71,7 @@ class LeafMixin(FoundryModule):
         plan = self._foundry
         if not plan.state.enabled:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        if plan.__class__ is Plan:  # after deepcopy or unpickling
-            plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
+        plan = plan_of(self, type(self).plan_class)
         try:
             if reason := derived_reason(self):
                 raise Fallback(reason)

@@ -14,7 +14,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, conclude, described, explain, is_out_of_memory
 from torch_foundry.kvcache.undo import Checkpoint
 from torch_foundry.models.calls import forward_pass, is_step, replayed
-from torch_foundry.models.state import ModelPlan, ModelState, Plan
+from torch_foundry.models.state import ModelPlan, ModelState, plan_of
 from torch_foundry.models.swap import FoundryModule
 from torch_foundry.nn import FoundryEmbedding, FoundryLinear
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
@@ -34,10 +34,8 @@ class ModelMixin(FoundryModule):
         return next(_weights(self)).device
 
     def model_plan(self) -> ModelPlan:
-        """The plan; a copy of a model makes its own."""
-        plan: ModelPlan = self._foundry
-        if plan.__class__ is Plan:
-            plan = self.__dict__["_foundry"] = self._make_plan(plan.state)
+        """See `plan_of`."""
+        plan: ModelPlan = plan_of(self, type(self)._make_plan)
         return plan
 
     def _make_plan(self, state: ModelState) -> ModelPlan:

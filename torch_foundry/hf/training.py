@@ -21,7 +21,7 @@ from torch_foundry.models.family import MLPS, Family, MLPNames, class_key
 from torch_foundry.models.guards import derived_reason, epsilon, tensor_reason, weight_reason
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.spec import require
-from torch_foundry.models.state import ModelState, Plan
+from torch_foundry.models.state import ModelState, Plan, plan_of
 from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.weights import OFFSETS, Norm
 from torch_foundry.nn.activations import activation_of
@@ -44,8 +44,7 @@ class TrainedMixin(FoundryModule):
         plan = self._foundry
         if not plan.state.enabled or torch.compiler.is_compiling() or not self._wanted(args, kwargs):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        if plan.__class__ is Plan:  # after deepcopy or unpickling
-            plan = self.__dict__["_foundry"] = type(self).plan_class(self, plan.state)
+        plan = plan_of(self, type(self).plan_class)
         try:
             if reason := derived_reason(self):
                 raise Fallback(reason)

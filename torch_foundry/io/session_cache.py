@@ -28,7 +28,7 @@ from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.layer import FoundryLayer, FoundrySlidingLayer
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.room import round_up
-from torch_foundry.kvcache.snapshots import newest, parts_of, put
+from torch_foundry.kvcache.snapshots import parts_of
 from torch_foundry.kvcache.stock import DummyLayer
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 
@@ -40,18 +40,13 @@ Wanted = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of a layer, by the en
 
 def described(cache: Any) -> dict[str, Any]:
     """What the metadata of the file says of `cache`."""
-    formats = {(part._keys.format, part._values.format) for _, part in parts_of(cache) if isinstance(part, Buffered)}
+    formats = {part.kv_cache for _, part in parts_of(cache) if isinstance(part, Buffered)}
     seen = [cache.get_seq_length()] * len(cache.layers)
-    places = {str(i): _place(layer) for i, layer in enumerate(cache.layers) if isinstance(layer, FoundrySlidingLayer)}
+    places = {
+        str(i): layer.window_place() for i, layer in enumerate(cache.layers) if isinstance(layer, FoundrySlidingLayer)
+    }
     known = {"kv_cache": formats.pop() if formats else PLAIN, "snapshots": [*cache.snapshots.stored]}
     return {"seen": seen, "windows": places, "snapshot_format": cache.snapshots.format, **known}
-
-
-def _place(layer: FoundrySlidingLayer) -> tuple[int, int]:
-    """Where a window begins in its memory, and for how many tokens there is room. How sums of keys are split depends
-    on their place, so a window that lies elsewhere would have results that round otherwise."""
-    layer._shrink()
-    return layer._keys.first, layer.capacity
 
 
 def tensors_of(cache: Any) -> dict[str, Tensor]:
@@ -61,7 +56,7 @@ def tensors_of(cache: Any) -> dict[str, Tensor]:
         return found
     for i, layer in parts_of(cache):
         if isinstance(layer, Buffered | RecurrentLayer):
-            found |= {f"{i}.{name}": tensor for name, tensor in newest(layer).items()}
+            found |= {f"{i}.{name}": tensor for name, tensor in layer.stored_tensors().items()}
         elif isinstance(layer, LinearAttentionLayer):
             raise TypeError("save: expected a patched model, as transformers' own recurrent states are not written")
         elif not isinstance(layer, DummyLayer):
@@ -129,7 +124,7 @@ def _uncropped(layer: Any, named: dict[str, T]) -> dict[str, T]:
 
 
 def _checked(file: Container, i: int, layer: Any, said: dict[str, Any], stored: int) -> tuple[int, int]:
-    """Where `stored` tokens of a window are to lie, as `_place` has it. LoadError: there is no such place."""
+    """Where `stored` tokens of a window are to lie, as `window_place` has it. LoadError: there is no such place."""
     found, most = said.get("windows", {}).get(str(i)), 2 * round_up(2 * max(stored, layer.sliding_window))
     if type(found) is list and [type(each) for each in found] == [int, int]:
         first, capacity = found
@@ -176,7 +171,7 @@ def _of_spec(spec: StateSpec, plan: DecoderModel, tokens: int) -> Wanted:
     if isinstance(spec, RecurrentSpec):
         return {name: ((1, *shape), kind) for name, shape, kind in spec.of(plan.dtype)}
     assert isinstance(spec, KVSpec)
-    rows = [row_width(size, name, plan.dtype) for size, name in zip(spec.widths, plan.state.kv_cache, strict=True)]
+    rows = [row_width(size, name, plan.dtype) for size, name in zip(spec.head_dims, plan.state.kv_cache, strict=True)]
     names = zip(KV, rows, strict=True)
     return {name: ((1, spec.heads, tokens, width), kind) for name, (width, kind) in names}
 
@@ -231,23 +226,13 @@ def _read(file: Container, name: str, formats: Formats, snapshot_format: str | N
 def _fill(
     layer: Any, stored: dict[str, Tensor], length: int, plan: DecoderModel | None, place: tuple[int, int] | None
 ) -> None:
-    """place: of a window's first token, and tokens that its memory has room for."""
-    if plan is not None and place is not None:
-        first, capacity = place
-        layer._initialize(plan.dtype, plan.device)
-        for buffer, name in ((layer._keys, "keys"), (layer._values, "values")):
-            data = stored[name]
-            buffer.use_buffer(data.new_empty(*data.shape[:2], capacity, data.shape[3]))
-            buffer.first, buffer.length, buffer.dtype = first, data.shape[2], plan.dtype
-            buffer.last(data.shape[2]).copy_(data)
+    """place: of a window in its memory."""
+    if isinstance(layer, RecurrentLayer):
+        return layer.restore(stored)
+    like = stored["keys"] if plan is None else torch.empty(0, dtype=plan.dtype, device=plan.device)
+    layer.lazy_initialization(like, like)
+    if plan is not None:
+        return layer.restore(stored, length, place)
+    layer.keys, layer.values = stored["keys"], stored["values"]
+    if layer.is_sliding:
         layer.cumulative_length = length
-    elif plan is not None:
-        if isinstance(layer, Buffered):
-            layer._initialize(plan.dtype, plan.device)
-            layer._keys.dtype = layer._values.dtype = plan.dtype
-        put(layer, stored, length)
-    else:
-        layer.lazy_initialization(stored["keys"], stored["values"])
-        layer.keys, layer.values = stored["keys"], stored["values"]
-        if layer.is_sliding:
-            layer.cumulative_length = length

@@ -22,8 +22,8 @@ class KVSpec:
     value_dim: int | None = None  # None: as wide as keys
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """Columns of keys and of values."""
+    def head_dims(self) -> tuple[int, int]:
+        """Of keys and of values."""
         return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
 
@@ -111,9 +111,9 @@ class CacheLayer(ABC):
         """So many tokens are likely to follow those that room is made for next: memory for them need not be moved."""
 
     def growth(self, batch: int, spec: Any, tokens: int, dtype: torch.dtype) -> int:
-        """Bytes that `reserve` would allocate; what they replace is there until the device has copied it."""
-        new = isinstance(spec, RecurrentSpec) and not self.memory
-        return 2 * batch * spec.nbytes(dtype) if new else 0  # the newest state and the next one
+        """Bytes that `reserve` would allocate; what they replace is there until the device has copied it. 0 for a
+        spec of another kind, which `fits` refuses."""
+        return 0
 
     @abstractmethod
     def reset(self) -> None:

@@ -100,7 +100,7 @@ class BlockManager:
             raise ValueError(f"there is a sequence {name!r} already")
         owner = _Owner(tokens=None if tokens is None else [])
         if tokens is not None:
-            digest = self._start(salt)
+            digest = hashlib.sha256(self._salt + b"\0" + hashlib.sha256(salt).digest()).digest()
             owner.digests.append(digest)
             for first in range(0, len(tokens) - self.block_size, self.block_size):
                 digest = _chain(digest, tokens[first : first + self.block_size])
@@ -113,7 +113,8 @@ class BlockManager:
                 owner.blocks.pop()
                 owner.digests.pop()
             for block in owner.blocks:
-                self._take(block)
+                self._kept.pop(block, None)
+                self._references[block] += 1
             owner.length = len(owner.blocks) * self.block_size
             owner.tokens = list(tokens[: owner.length])
         self.states.add(name, owner.blocks)
@@ -226,9 +227,6 @@ class BlockManager:
         except KeyError:
             raise KeyError(f"there is no sequence {name!r}") from None
 
-    def _start(self, salt: bytes) -> bytes:
-        return hashlib.sha256(self._salt + b"\0" + hashlib.sha256(salt).digest()).digest()
-
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
@@ -243,10 +241,6 @@ class BlockManager:
         block = self._free.pop()
         self._references[block] = 1
         return block
-
-    def _take(self, block: int) -> None:
-        self._kept.pop(block, None)
-        self._references[block] += 1
 
     def _release(self, block: int) -> None:
         self._references[block] -= 1

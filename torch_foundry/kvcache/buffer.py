@@ -28,7 +28,7 @@ class GrowingBuffer:
     and what comes from outside are copies of that, in the dtype that `reserve`, `append` or `set` saw last.
     """
 
-    __slots__ = ("before", "data", "dtype", "first", "format", "length", "limit", "own", "shown", "spare")
+    __slots__ = ("before", "data", "dtype", "first", "format", "length", "limit", "shown", "spare", "tight")
 
     def __init__(self, format: str | None = None) -> None:
         self.format = format
@@ -37,20 +37,15 @@ class GrowingBuffer:
         self.first = 0
         self.length = 0
         self.before = 0  # tokens that came before the first of `data`, ever
-        # tokens that are likely to come after those that room is made for; -1: none, and there is little memory
-        self.spare = 0
+        self.spare = 0  # tokens that are likely to come after those that room is made for
+        self.tight = False  # whether there is too little memory to make room for more than is needed
         self.limit: int | None = None  # tokens that there may ever be
-        self.own = False  # whether `data` was allocated here; what was assigned from outside is never written to
-        self.shown = 0  # tokens of `data`, from its first, that somebody outside may have a view of
+        # tokens of `data`, from its first, that somebody outside may have a view of; all, if they assigned it
+        self.shown = 0
 
     @property
     def capacity(self) -> int:
         return 0 if self.data is None else self.data.shape[2]
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether what is stored is part of a graph."""
-        return self.data is not None and self.data.requires_grad
 
     def view(self) -> torch.Tensor | None:
         """The tokens that are stored: [B, H, length, D]. None before the first use."""
@@ -84,7 +79,7 @@ class GrowingBuffer:
             self.first, self.length = first, tensor.shape[2]
         else:
             before, length = self.before + self.first, tensor.shape[2]
-            self.data, self.before, self.first, self.length, self.own = tensor, before, 0, length, False
+            self.data, self.before, self.first, self.length, self.shown = tensor, before, 0, length, length
 
     def _offset_of(self, tensor: torch.Tensor) -> int | None:
         """Where `tensor` starts within the stored tokens' buffer if it is a slice of it along the tokens."""
@@ -117,13 +112,13 @@ class GrowingBuffer:
         if data is None:
             batch, heads, head_dim = shape
             width, kind = row_width(head_dim, self.format, dtype)
-            wanted = tokens + max(self.spare, 0)
+            wanted = tokens if self.tight else tokens + self.spare
             return (batch, heads, capacity(tokens, wanted, batch * heads * width, self.limit), width), kind
         end = self.first + self.length
         if end + tokens <= data.shape[2] and self._writable(end):
             return None
         needed, (batch, heads, _, width) = self.length + tokens, data.shape
-        wanted = needed if self.spare < 0 else max(needed + self.spare, 2 * self.length)
+        wanted = needed if self.tight else max(needed + self.spare, 2 * self.length)
         return (batch, heads, capacity(needed, wanted, batch * heads * width, self.limit), width), data.dtype
 
     def growth(self, shape: tuple[int, int, int], tokens: int, dtype: torch.dtype) -> int:
@@ -138,6 +133,16 @@ class GrowingBuffer:
             self.move(round_up(tokens))
             self.spare = 0
 
+    def restore(self, data: torch.Tensor, dtype: torch.dtype, place: tuple[int, int] | None = None) -> None:
+        """Store a copy of `data`, memory as of `last`, of what was `dtype`. place: the token of new memory at which it
+        begins, and how many that has room for; None: for no more."""
+        tokens = data.shape[2]
+        first, capacity = place or (0, tokens)
+        memory = data.new_empty(*data.shape[:2], capacity, data.shape[3])
+        memory.narrow(2, first, tokens).copy_(data)
+        self._own(memory)
+        self.first, self.length, self.dtype = first, tokens, dtype
+
     def use_buffer(self, data: torch.Tensor) -> None:
         """Use `data` [B, H, capacity, D], of which nobody else has a view. Only while nothing is stored."""
         assert not self.length
@@ -146,7 +151,7 @@ class GrowingBuffer:
     def _own(self, data: torch.Tensor) -> None:
         """Go on with `data`, of which nobody else has a view; what is stored begins at its front."""
         before = self.before + self.first
-        self.data, self.before, self.first, self.own, self.shown = data, before, 0, True, 0
+        self.data, self.before, self.first, self.shown = data, before, 0, 0
 
     def move(self, capacity: int) -> None:
         """Take what is stored to the front of new memory."""
@@ -161,11 +166,10 @@ class GrowingBuffer:
         is stored moves to the front if half of the buffer is unused by then. Not before the first use."""
         data = self.data
         assert data is not None
-        capacity = data.shape[2]
         end = self.first + self.length
-        if end + tokens <= capacity and self._writable(end):
+        if end + tokens <= self.capacity and self._writable(end):
             return
-        if self.first and max(self.length + tokens, 2 * self.length) <= capacity:
+        if self.first and max(self.length + tokens, 2 * self.length) <= self.capacity:
             self.to_front()
         else:
             self.reserve((0, 0, 0), tokens, data.dtype, data.device)
@@ -183,18 +187,18 @@ class GrowingBuffer:
 
     def _writable(self, token: int) -> bool:
         """Whether the memory may be written to from `token` on."""
-        if self.data is None or not self.own or token < self.shown:
+        if self.data is None or token < self.shown:
             return False
         # an inference tensor may be read, but not written, outside of inference mode
         return not self.data.is_inference() or torch.is_inference_mode_enabled()
 
     def append(self, states: torch.Tensor) -> None:
         """Store `states` [B, H, n, D] behind what is there."""
-        recorded = torch.is_grad_enabled() and (states.requires_grad or self.requires_grad)
+        differentiable = any(x is not None and x.requires_grad for x in (states, self.data))
+        recorded = torch.is_grad_enabled() and differentiable
         if self.format is not None:
-            self._append_stored(states, recorded)
-            return
-        if self.data is not None and (
+            self._check_stored(states, recorded)
+        elif self.data is not None and (
             recorded
             or states.dtype != self.data.dtype
             or states.device != self.data.device
@@ -205,16 +209,18 @@ class GrowingBuffer:
             assert before is not None
             self.set(torch.cat([before, states], dim=2))
             return
-        if recorded:
+        elif recorded:
             self.set(states)
             return
-        self.reserve((states.shape[0], states.shape[1], states.shape[3]), states.shape[2], states.dtype, states.device)
+        batch, heads, tokens, head_dim = states.shape
+        self.reserve((batch, heads, head_dim), tokens, states.dtype, states.device)
         assert self.data is not None
-        self.data.narrow(2, self.first + self.length, states.shape[2]).copy_(states)
-        self.extend(states.shape[2])
+        new = states if self.format is None else encoded(states, self.format)
+        self.data.narrow(2, self.first + self.length, tokens).copy_(new)
+        self.dtype = states.dtype
+        self.extend(tokens)
 
-    def _append_stored(self, states: torch.Tensor, recorded: bool) -> None:
-        assert self.format is not None
+    def _check_stored(self, states: torch.Tensor, recorded: bool) -> None:
         if recorded:
             raise RuntimeError(
                 f"KV cache: there are no gradients through what is stored as {self.format}; call the model under "
@@ -223,12 +229,6 @@ class GrowingBuffer:
         if self.data is not None and (self.dtype, self.data.device) != (states.dtype, states.device):
             was, now = (self.dtype, self.data.device), (states.dtype, states.device)
             raise RuntimeError(f"KV cache: expected {was[0]} on {was[1]} as before, got {now[0]} on {now[1]}")
-        tokens = states.shape[2]
-        self.reserve((states.shape[0], states.shape[1], states.shape[3]), tokens, states.dtype, states.device)
-        assert self.data is not None
-        self.data.narrow(2, self.first + self.length, tokens).copy_(encoded(states, self.format))
-        self.dtype = states.dtype
-        self.extend(tokens)
 
     def extend(self, tokens: int) -> None:
         """Count `tokens` that were written behind what is there."""
@@ -287,10 +287,9 @@ class GrowingBuffer:
 
     def _instead(self, data: torch.Tensor) -> None:
         """Go on with a changed copy of the whole memory."""
-        self.data, self.own, self.shown = data, True, 0
+        self.data, self.shown = data, 0
 
     def shared(self) -> GrowingBuffer:
         """The same again, in the same memory: whichever is written to first leaves it."""
-        other, self.own = copy(self), False
-        other.own = False
-        return other
+        self.shown = self.capacity
+        return copy(self)

@@ -42,14 +42,25 @@ class Buffered(KVLayer, DynamicLayer):
         return new
 
     @property
+    def kv_cache(self) -> Formats:
+        """How keys and values are stored, as in `patch`."""
+        return self._keys.format, self._values.format
+
+    @property
     def formats(self) -> Formats:
         """What ops have to be told of the buffers: the formats of packed ones."""
         return packed(self._keys.format), packed(self._values.format)
 
-    @property
-    def plain(self) -> bool:
-        """Whether keys and values are stored as they come, in the model's dtype."""
-        return self._keys.format is None and self._values.format is None
+    def stored_tensors(self, tokens: int | None = None) -> dict[str, torch.Tensor]:
+        """The memory of the last `tokens` tokens (default: all), [B, H, tokens, D or bytes]. Not before the first."""
+        count = self._keys.length if tokens is None else tokens
+        return {"keys": self._keys.last(count), "values": self._values.last(count)}
+
+    def restore(self, stored: dict[str, torch.Tensor], tokens: int, place: tuple[int, int] | None = None) -> None:
+        """Have copies of `stored`, as of `stored_tensors`, as the last of `tokens` tokens; dtype and device are noted.
+        place: as of `GrowingBuffer.restore`."""
+        self._keys.restore(stored["keys"], self.dtype, place)
+        self._values.restore(stored["values"], self.dtype, place)
 
     @property
     def stored(self) -> tuple[int, int]:
@@ -95,11 +106,11 @@ class Buffered(KVLayer, DynamicLayer):
         """See `CacheLayer`."""
         if not isinstance(spec, KVSpec):
             return False
-        for buffer, columns in zip((self._keys, self._values), spec.widths, strict=True):
+        for buffer, head_dim in zip((self._keys, self._values), spec.head_dims, strict=True):
             data = buffer.data
             if data is not None:
                 shape = data.shape
-                width, kind = row_width(columns, buffer.format, dtype)
+                width, kind = row_width(head_dim, buffer.format, dtype)
                 if (
                     shape[0] != batch
                     or shape[1] != spec.heads
@@ -118,14 +129,15 @@ class Buffered(KVLayer, DynamicLayer):
             self._initialize(dtype, device)
         keys, values = self._keys, self._values
         keys.dtype = values.dtype = dtype
-        for buffer, columns in zip((keys, values), spec.widths, strict=True):
-            buffer.reserve((batch, spec.heads, columns), tokens, dtype, device)
+        for buffer, head_dim in zip((keys, values), spec.head_dims, strict=True):
+            buffer.reserve((batch, spec.heads, head_dim), tokens, dtype, device)
         if values.first != keys.first or values.length != keys.length:  # only after assignments from outside
             self._align()
             return self.reserve(batch, spec, tokens, dtype, device)
         assert keys.data is not None and values.data is not None
-        start, seen = keys.first + keys.length, self.visible(tokens)
-        return KVView(keys.data, values.data, seen, start, start + tokens - seen, formats=self.formats)
+        seen = self.visible(tokens)
+        k, v = (data.narrow(2, keys.first + keys.length + tokens - seen, seen) for data in (keys.data, values.data))
+        return KVView(k, v, seen, formats=self.formats)
 
     def _align(self) -> None:
         if self._keys.length != self._values.length:
@@ -138,10 +150,17 @@ class Buffered(KVLayer, DynamicLayer):
         """See `CacheLayer`."""
         if not isinstance(spec, KVSpec):
             return 0
-        for buffer in (self._keys, self._values):
-            buffer.spare = -1 if self.tight else max(buffer.spare, 0)
-        pairs = zip((self._keys, self._values), spec.widths, strict=True)
-        return sum(buffer.growth((batch, spec.heads, columns), tokens, dtype) for buffer, columns in pairs)
+        pairs = zip((self._keys, self._values), spec.head_dims, strict=True)
+        return sum(buffer.growth((batch, spec.heads, head_dim), tokens, dtype) for buffer, head_dim in pairs)
+
+    @property
+    def tight(self) -> bool:
+        """See `CacheLayer`."""
+        return self._keys.tight
+
+    @tight.setter
+    def tight(self, tight: bool) -> None:
+        self._keys.tight = self._values.tight = tight
 
     def reserve_hint(self, tokens: int) -> None:
         """See `CacheLayer`."""

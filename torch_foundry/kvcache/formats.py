@@ -27,11 +27,11 @@ def packed(name: str | None) -> str | None:
     return name if name in FORMATS else None
 
 
-def row_width(columns: int, name: str | None, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """Last dimension and dtype of memory for heads of so many `columns` of `dtype`."""
+def row_width(head_dim: int, name: str | None, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """Last dimension and dtype of memory for heads of `dtype`."""
     if name is None:
-        return columns, dtype
-    return (columns, DENSE[name]) if name in DENSE else (row_bytes(columns, name), torch.uint8)
+        return head_dim, dtype
+    return (head_dim, DENSE[name]) if name in DENSE else (row_bytes(head_dim, name), torch.uint8)
 
 
 def encoded(x: torch.Tensor, name: str) -> torch.Tensor:

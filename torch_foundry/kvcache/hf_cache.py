@@ -96,8 +96,7 @@ def reserve_hint(cache: DynamicCache, numbers: Iterable[int], tokens: int, forma
     the memory does not have to move for that long. Raises Fallback as `kv_layer` does.
     """
     for number in numbers:
-        layer = kv_layer(cache, number, formats)
-        layer.reserve_hint(tokens)
+        kv_layer(cache, number, formats).reserve_hint(tokens)
 
 
 def new_cache(
@@ -118,7 +117,7 @@ def new_cache(
             continue
         for part in kv_layer(cache, index, formats).parts:
             if isinstance(part, FoundryLayer):
-                part._keys.limit = part._values.limit = max_length
+                part.limit(max_length)
     return cache
 
 

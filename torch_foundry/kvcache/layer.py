@@ -39,6 +39,10 @@ class FoundryLayer(Buffered):
         """How many keys a step of `tokens` queries attends to."""
         return self._keys.length + tokens
 
+    def limit(self, tokens: int | None) -> None:
+        """Have no more than `tokens` tokens, ever; None: as many as there is memory for."""
+        self._keys.limit = self._values.limit = tokens
+
     def get_max_length(self) -> int:
         """Tokens that there may ever be; -1: as many as there is memory for."""
         return -1 if self._keys.limit is None else self._keys.limit
@@ -64,6 +68,17 @@ class FoundrySlidingLayer(Buffered, DynamicSlidingWindowLayer):
     def _initialize(self, dtype: torch.dtype, device: torch.device) -> None:
         super()._initialize(dtype, device)
         self._sliding_window_tensor = self._sliding_window_tensor.to(device)
+
+    def restore(self, stored: dict[str, torch.Tensor], tokens: int, place: tuple[int, int] | None = None) -> None:
+        """See the base class."""
+        super().restore(stored, tokens, place)
+        self.cumulative_length = tokens
+
+    def window_place(self) -> tuple[int, int]:
+        """Where the window begins in its memory, and for how many tokens there is room, for `restore`. How sums of keys
+        are split depends on their place, so a window that lies elsewhere would have results that round otherwise."""
+        self._shrink()
+        return self._keys.first, self.capacity
 
     def _shrink(self) -> None:
         """Give up the memory that a prompt needed and a window doesn't."""

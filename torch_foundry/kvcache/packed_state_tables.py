@@ -8,14 +8,14 @@ from torch_foundry.kvcache.state_tables import EVERY, StateTables
 
 
 class PackedStateTables(StateTables):
-    """As `StateTables`, but snapshots are copies, packed, and have `places` of their own.
+    """As `StateTables`, but snapshots are copies, packed as `format`, and have `places` of their own.
 
     moves: what is to be copied before the next step, in order: whether a state is packed, from where, and to where;
     slots are packed to places, and places unpacked to slots. Whoever does so takes it out.
     """
 
-    def __init__(self, sequences: int, ring: int, snapshots: int, *, every: int = EVERY) -> None:
-        self.places = snapshots
+    def __init__(self, sequences: int, ring: int, snapshots: int, *, every: int = EVERY, format: str) -> None:
+        self.places, self.format = snapshots, format
         super().__init__(sequences, ring, 0, every=every)
 
     def reset(self) -> None:
@@ -56,5 +56,5 @@ class PackedStateTables(StateTables):
     def check(self) -> None:
         """See `StateTables`."""
         super().check()
-        kept = [entry.slot for entry in self._snapshots.values()]
+        kept = [entry.kept for entry in self._snapshots.values()]
         assert sorted([*kept, *self._room]) == list(range(self.places)), "a place is lost, or has two snapshots"

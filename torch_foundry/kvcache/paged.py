@@ -25,8 +25,8 @@ class PagedLayer(KVLayer, DynamicLayer):
 
     _cache: PagedCache  # a weak proxy: pages are freed with the cache, at once
 
-    def __init__(self, formats: Formats) -> None:
-        self.pools = Pool(formats[0]), Pool(formats[1])
+    def __init__(self, formats: Formats, blocks: int, block_size: int) -> None:
+        self.pools = Pool(formats[0], blocks, block_size), Pool(formats[1], blocks, block_size)
         self.length = 0
         super().__init__()
 
@@ -54,7 +54,7 @@ class PagedLayer(KVLayer, DynamicLayer):
         return (
             isinstance(spec, KVSpec)
             and (not self._cache.rows or self._cache.rows == batch)
-            and all(p.fits(spec.heads, n, dtype, device) for p, n in zip(self.pools, spec.widths, strict=True))
+            and all(p.fits(spec.heads, n, dtype, device) for p, n in zip(self.pools, spec.head_dims, strict=True))
         )
 
     def reserve(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype, device: torch.device) -> KVView:
@@ -63,18 +63,16 @@ class PagedLayer(KVLayer, DynamicLayer):
         k, v = self.allocate(spec, dtype, device)
         self._cache.room(batch, self.length + tokens, device)
         table = self._cache.block_table()
-        return KVView(k, v, self.length + tokens, self.length, block_table=table, formats=self.formats)
+        return KVView(k, v, self.length + tokens, block_table=table, formats=self.formats)
 
     def growth(self, batch: int, spec: KVSpec, tokens: int, dtype: torch.dtype) -> int:
         """See `CacheLayer`: pages are allocated once."""
-        shape = self._cache.manager.blocks, self._cache.manager.block_size, spec.heads
-        return sum(p.growth(*shape, columns, dtype) for p, columns in zip(self.pools, spec.widths, strict=True))
+        return sum(p.growth(spec.heads, n, dtype) for p, n in zip(self.pools, spec.head_dims, strict=True))
 
     def allocate(self, spec: KVSpec, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """The pages of keys and of values: [blocks, heads, block_size, columns or bytes]."""
-        shape = self._cache.manager.blocks, self._cache.manager.block_size, spec.heads
-        pairs = zip(self.pools, spec.widths, strict=True)
-        return tuple(pool.allocate(*shape, columns, dtype, device) for pool, columns in pairs)
+        """The pages of keys and of values, as of `Pool`."""
+        pairs = zip(self.pools, spec.head_dims, strict=True)
+        return tuple(pool.allocate(spec.heads, head_dim, dtype, device) for pool, head_dim in pairs)
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
@@ -95,9 +93,9 @@ class PagedLayer(KVLayer, DynamicLayer):
         dtype, device = key_states.dtype, key_states.device
         if not self.fits(batch, spec, dtype, device):
             raise RuntimeError(f"KV cache: it holds another shape, dtype or device than {list(key_states.shape)}")
-        start, table = self.reserve(batch, spec, tokens, dtype, device).start, self._cache.block_table()
+        self.reserve(batch, spec, tokens, dtype, device)
         for pool, new in zip(self.pools, (key_states, value_states), strict=True):
-            pool.write(new, table, start)
+            pool.write(new, self._cache.block_table(), self.length)
         self.length += tokens
         return self.keys, self.values
 
@@ -146,8 +144,10 @@ class PagedCache(KVCache, Cache):
 
     config: of the model. block_size: a power of two from 16. kv_cache: as in `patch`. salt: as in `BlockManager`. As a
     transformers cache it has the rows of one batch; beams share blocks instead of copying them. Callers with sequences
-    of their own, by name, use `manager`, `pools` and `tables`. snapshot_format: of the places of packed `states`.
+    of their own, by name, use `manager`, `pools` and `tables`.
     """
+
+    layers: list[PagedLayer | PooledStates]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -158,20 +158,18 @@ class PagedCache(KVCache, Cache):
         kv_cache: str | Mapping[str, str | None] | None = None,
         salt: bytes = b"",
         states: StateTables | None = None,
-        snapshot_format: str | None = None,
     ) -> None:
         if block_size < 16 or block_size & (block_size - 1):
             raise ValueError(f"block_size={block_size}: expected a power of two of at least 16")
         self.manager = BlockManager(blocks, block_size, salt=salt, states=states)
-        formats, self._snapshot_format = parse(kv_cache), snapshot_format
+        formats = parse(kv_cache)
         text = config.get_text_config(decoder=True)
         count = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)
         self._rows: list[object] = []  # the batch's sequences
         self._table: torch.Tensor | None = None
         self._tables: list[list[int]] = []  # what `_table` was made of
-        self.slots: list[PagedLayer | PooledStates] = [PagedLayer(formats) for _ in range(count)]
-        self.used = self.slots  # those that keep anything; of layers with parts, each part
-        super().__init__(layers=list(self.slots))  # type: ignore[arg-type]
+        super().__init__(layers=[PagedLayer(formats, blocks, block_size) for _ in range(count)])
+        self.parts = self.layers  # those that keep anything; of layers with parts, each part
         self._adopt()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,32 +177,33 @@ class PagedCache(KVCache, Cache):
         self._adopt()
 
     def _adopt(self) -> None:
-        for slot in self.slots:
-            if isinstance(slot, PagedLayer):
-                slot._cache = weakref.proxy(self)
+        for layer in self.layers:
+            if isinstance(layer, PagedLayer):
+                layer._cache = weakref.proxy(self)
 
     def prepare(self, specs: Mapping[int, StateSpec], dtype: torch.dtype, device: torch.device) -> None:
         """Have memory for what the layers of a model keep, by their numbers. For recurrent ones there are `states`."""
-        parts = [(i, part) for i, spec in specs.items() for part in specs_of(spec)]
         manager, states, found = self.manager, self.manager.states, list[tuple[PagedLayer | PooledStates, Any]]()
-        if not any(isinstance(part, RecurrentSpec) for _, part in parts):
+        for i, spec in specs.items():
+            for own in specs_of(spec):
+                part = self.layers[i]
+                if isinstance(own, RecurrentSpec):
+                    part = PooledStates(states)
+                    if own is spec:  # beside keys and values, it is in `parts` alone
+                        self.layers[i] = part
+                found.append((part, own))
+        if not any(isinstance(part, PooledStates) for part, _ in found):
             manager.states = NoStates()
-        for i, part in parts:
-            recurrent = isinstance(part, RecurrentSpec)
-            slot = PooledStates(states.slots, states.places, self._snapshot_format) if recurrent else self.slots[i]
-            if part is specs[i]:  # beside keys and values, it is in `used` alone
-                self.slots[i] = slot
-            found.append((slot, part))
         check_pools(found, manager.blocks, manager.block_size, dtype, device)
-        for slot, part in found:
-            slot.allocate(part, dtype, device)
-        self.used = [slot for slot, _ in found]
+        for part, own in found:
+            part.allocate(own, dtype, device)
+        self.parts = [part for part, _ in found]
 
     def cache_layer(self, index: int) -> CacheLayer:
         """See `KVCache`."""
-        if index >= len(self.slots):
-            raise RuntimeError(f"KV cache: it was made for {len(self.slots)} layers, and the model has more")
-        return self.slots[index]
+        if index >= len(self.layers):
+            raise RuntimeError(f"KV cache: it was made for {len(self.layers)} layers, and the model has more")
+        return self.layers[index]
 
     @property
     def rows(self) -> int:
@@ -254,7 +253,7 @@ class PagedCache(KVCache, Cache):
         """Copy blocks in all layers, as `BlockManager.reserve` asks for, before anything is written to them."""
         if not copies:
             return
-        for layer in self.slots:
+        for layer in self.layers:
             for pool in layer.pools:
                 if pool.data is not None:
                     old, new = torch.tensor(copies, device=pool.data.device).unbind(1)
@@ -262,7 +261,7 @@ class PagedCache(KVCache, Cache):
 
     def trim(self) -> None:
         """Give up what no layer has stored."""
-        length = max(layer.length for layer in self.slots if isinstance(layer, PagedLayer))
+        length = max(layer.length for layer in self.layers if isinstance(layer, PagedLayer))
         for row in self._rows:
             if not length:
                 self.manager.free(row)

@@ -12,28 +12,27 @@ from torch_foundry.kvcache.room import check_blocks
 
 
 class Pool:
-    """The blocks of a layer's keys or values: [blocks, heads, block_size, columns or bytes]."""
+    """The blocks of a layer's keys or values, of `size` tokens each: [blocks, heads, size, head_dim or bytes]."""
 
-    def __init__(self, format: str | None) -> None:
-        self.format = format
+    def __init__(self, format: str | None, blocks: int, size: int) -> None:
+        self.format, self.blocks, self.size = format, blocks, size
         self.dtype: torch.dtype | None = None  # of what comes in
         self.data: torch.Tensor | None = None
 
-    def growth(self, blocks: int, size: int, heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    def growth(self, heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Bytes that `allocate` takes."""
         width, kind = row_width(head_dim, self.format, dtype)
-        return 0 if self.data is not None else blocks * heads * size * width * kind.itemsize
+        return 0 if self.data is not None else self.blocks * heads * self.size * width * kind.itemsize
 
-    def allocate(
-        self, blocks: int, size: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
+    def allocate(self, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The memory; allocated when it is asked for first."""
         if self.data is None:
             width, kind = row_width(head_dim, self.format, dtype)
-            check_blocks(blocks, size, heads * width)
-            nbytes = self.growth(blocks, size, heads, head_dim, dtype)
-            memory.check(device, nbytes, f"a layer's keys or values in {blocks} blocks of {size} tokens")
-            self.data, self.dtype = torch.empty(blocks, heads, size, width, dtype=kind, device=device), dtype
+            check_blocks(self.blocks, self.size, heads * width)
+            what = f"a layer's keys or values in {self.blocks} blocks of {self.size} tokens"
+            memory.check(device, self.growth(heads, head_dim, dtype), what)
+            self.data = torch.empty(self.blocks, heads, self.size, width, dtype=kind, device=device)
+            self.dtype = dtype
         return self.data
 
     def fits(self, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -48,15 +47,14 @@ class Pool:
     def write(self, x: torch.Tensor, table: torch.Tensor, start: int) -> None:
         """x [B, H, n, D] behind the first `start` tokens."""
         assert self.data is not None
-        size = self.data.shape[2]
         at = torch.arange(start, start + x.shape[2], device=table.device)
         rows = x if self.format is None else encoded(x, self.format)
-        self.data[table[:, at // size].long(), :, at % size] = rows.transpose(1, 2).to(self.data.dtype)
+        self.data[table[:, at // self.size].long(), :, at % self.size] = rows.transpose(1, 2).to(self.data.dtype)
 
     def read(self, table: torch.Tensor, length: int) -> torch.Tensor:
         """The first `length` tokens of each row: [B, H, length, D]."""
         assert self.data is not None and self.dtype is not None
-        blocks = table[:, : -(-length // self.data.shape[2])].long()
+        blocks = table[:, : -(-length // self.size)].long()
         rows = self.data[blocks].transpose(1, 2).flatten(2, 3)[:, :, :length]
         return rows if self.format is None else decoded(rows, self.format, self.dtype)
 

@@ -13,17 +13,18 @@ from torch_foundry.kvcache.packed_state_tables import PackedStateTables
 from torch_foundry.kvcache.state_tables import StateTables
 from torch_foundry.kvcache.view import StateView
 
+# What a step reads of a sequence: its first token among all of the step, their number, how many of these are a
+# prompt's, the number of its newest state, and its slots (`StateTables.row`).
+RUN, TOKENS, PROMPT, COUNT, TABLE = range(5)
+
 
 class PooledStates(CacheLayer):
-    """Recurrent states of a `PagedCache`'s sequences. Whose they are, and which count, the block manager knows.
-
-    places: of snapshots that are packed in a format.
-    """
+    """Recurrent states of a `PagedCache`'s sequences, in slots and places of `tables`, which know whose they are."""
 
     pools = ()  # of blocks
 
-    def __init__(self, slots: int, places: int = 0, format: str | None = None) -> None:
-        self._slots, self._places, self._format = slots, places, format
+    def __init__(self, tables: StateTables) -> None:
+        self._slots, self._places, self._format = tables.slots, tables.places, tables.format
         self._data: dict[str, torch.Tensor] = {}
         self._packed: dict[str, torch.Tensor] = {}
 
@@ -70,9 +71,9 @@ class PooledStates(CacheLayer):
         return wanted == {n: (d.shape[1:], d.dtype, d.device) for n, d in self._data.items()}
 
     def view(self, control: torch.Tensor, longest: int) -> StateView:
-        """The view of a step. control: int32 [N, 4 + slots of a sequence], runs, tokens of prompts, and as of
-        `StateTables.row`."""
-        return StateView(self._data, control[:, :2], control[:, 4:], control[:, 3], longest, control[:, 2])
+        """The view of a step. control: int32 [N, TABLE + slots of a sequence], columns as they are named above."""
+        runs, table = control[:, RUN : TOKENS + 1], control[:, TABLE:]
+        return StateView(self._data, runs, table, control[:, COUNT], longest, control[:, PROMPT])
 
     def reserve(self, batch: int, spec: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The block manager does that, and what follows."""

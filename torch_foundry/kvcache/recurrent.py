@@ -49,15 +49,16 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
 
     def __init__(self) -> None:  # in place of the base class's, whose attributes are properties here
         self.number_of_states, self.record_past = 1, False
-        self._data: dict[str, Tensor] = {}  # [slots, B, ...]
         self._slots = 2
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._data: dict[str, Tensor] = {}  # [slots, B, ...]
         self._lent: tuple[Tensor, ...] = ()  # memory to use instead of new one
         self._past: Tensor | None = None  # while the past is recorded: all inputs of the convolution, [B, channels, n]
-        self._forget()
-
-    def _forget(self) -> None:
         self._count = 0  # number of the newest state
-        self._back = 0  # tokens that can be taken back: each one left a state that is there yet
+        self.back = 0  # tokens that can be taken back: each one left a state that is there yet
         self._each = True  # whether each token of the step that is under way leaves a state
         self._captured = False  # whether captured steps take it, which may have written more than is committed
         self._needed = 0  # number of the state that a checkpoint may return to
@@ -69,11 +70,8 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
             return None
         adopted = cls()
         if any(layer.has_previous_state.values()):
-            adopted._count = 1
-            for name, state in ((CONV, layer.conv_states[0]), (RECURRENT, layer.recurrent_states[0])):
-                if state is not None:
-                    adopted._add(name, state.shape, state.dtype, state.device)
-                    adopted._newest(name).copy_(state)
+            states = {CONV: layer.conv_states[0], RECURRENT: layer.recurrent_states[0]}
+            adopted.restore({name: state for name, state in states.items() if state is not None})
         return adopted
 
     def __copy__(self) -> RecurrentLayer:
@@ -91,21 +89,23 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         wanted = {name: ((batch, *shape), kind, device) for name, shape, kind in spec.of(dtype)}
         return not self._data or wanted == {n: (d.shape[1:], d.dtype, d.device) for n, d in self._data.items()}
 
+    def growth(self, batch: int, spec: StateSpec, tokens: int, dtype: torch.dtype) -> int:
+        """See `CacheLayer`: the newest state and the next one."""
+        return 2 * batch * spec.nbytes(dtype) if isinstance(spec, RecurrentSpec) and not self.memory else 0
+
     def reserve(
         self, batch: int, spec: RecurrentSpec, tokens: int, dtype: torch.dtype, device: torch.device
     ) -> StateView:
         """See `CacheLayer`."""
         if not self._data:
-            known = [(name, (batch, *shape), kind) for name, shape, kind in spec.of(dtype)]
-            if [(shape, kind, device) for _, shape, kind in known] == [
-                (data.shape[1:], data.dtype, data.device) for data in self._lent
-            ]:
-                self._data = {name: data for (name, _, _), data in zip(known, self._lent, strict=True)}
-                self._slots = len(self._lent[0])
+            known, lent, self._lent = spec.of(dtype), self._lent, ()
+            self._data = dict(zip([name for name, _, _ in known], lent, strict=False))
+            if lent and self.fits(batch, spec, dtype, device):
+                self._slots = len(lent[0])
             else:
+                self._data = {}
                 for name, shape, kind in known:
-                    self._add(name, shape, kind, device)
-            self._lent = ()
+                    self._add(name, (batch, *shape), kind, device)
         self._each, self._captured = tokens < self._slots, False
         number = self._count and 1 + (self._count - 1) % self._slots  # of the same slot
         prompt = tokens > 1 or not self._count  # as stock code has it
@@ -113,17 +113,17 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
 
     def commit(self, tokens: int) -> None:
         """See `CacheLayer`."""
-        back = min(self._back + tokens, self._slots - 1) if self._each and not self._captured else 0
-        self._count, self._back = self._count + (tokens if self._each else min(tokens, 1)), back
+        back = min(self.back + tokens, self._slots - 1) if self._each and not self._captured else 0
+        self._count, self.back = self._count + (tokens if self._each else min(tokens, 1)), back
 
     def checkpoint(self) -> tuple[int, int, bool]:
         """See `CacheLayer`."""
         self._needed = self._count
-        return self._count, self._back, bool(self._data)
+        return self._count, self.back, bool(self._data)
 
     def rollback(self, to: tuple[int, int, bool]) -> None:
         """See `CacheLayer`."""
-        self._count, self._back, stored = to
+        self._count, self.back, stored = to
         if not stored:
             self._data = {}
 
@@ -167,6 +167,18 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         with torch.inference_mode(False):  # inference tensors could only be written to in inference mode
             self._data[name] = torch.zeros(self._slots, *shape, dtype=dtype, device=device)
 
+    def stored_tensors(self) -> dict[str, Tensor]:
+        """The newest state, [B, ...] by name, in place."""
+        return {name: self._newest(name) for name in self._data}
+
+    def restore(self, stored: dict[str, Tensor], tokens: int = 0) -> None:
+        """Let the newest state be a copy of `stored`; `tokens` that it has seen are counted by others."""
+        self._state()
+        for name, state in stored.items():
+            if name not in self._data:
+                self._add(name, state.shape, state.dtype, state.device)
+            self._newest(name).copy_(state)
+
     # ---------------------------------------------------------------------------------------- transformers' own code
 
     def _newest(self, name: str) -> Tensor:
@@ -175,7 +187,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
 
     def _state(self) -> None:
         """Let the newest state be one that may be changed in place: no checkpoint returns to it."""
-        self._back = 0
+        self.back = 0
         if self._count and self._count != self._needed:
             return
         self._count += 1
@@ -189,30 +201,11 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         self._state()  # whoever asks may write
         return {0: self._newest(name)}
 
-    @property
-    def conv_states(self) -> dict[int, Tensor | None]:  # type: ignore[override]
-        """[B, channels, width of the convolution]; None: none yet."""
-        return self._states(CONV)
-
-    @property
-    def recurrent_states(self) -> dict[int, Tensor | None]:  # type: ignore[override]
-        """[B, ...]; None: none yet."""
-        return self._states(RECURRENT)
-
-    @property
-    def has_previous_state(self) -> dict[int, bool]:  # type: ignore[override]
-        """Whether there is a state."""
-        return {0: self._count > 0}
-
-    @property
-    def is_conv_states_initialized(self) -> dict[int, bool]:  # type: ignore[override]
-        """Whether there is memory for it."""
-        return {0: CONV in self._data}
-
-    @property
-    def is_recurrent_states_initialized(self) -> dict[int, bool]:  # type: ignore[override]
-        """Whether there is memory for it."""
-        return {0: RECURRENT in self._data}
+    conv_states = property(lambda layer: layer._states(CONV))  # [B, channels, width of the convolution]; None: none yet
+    recurrent_states = property(lambda layer: layer._states(RECURRENT))  # [B, ...]; None: none yet
+    has_previous_state = property(lambda layer: {0: layer._count > 0})
+    is_conv_states_initialized = property(lambda layer: {0: CONV in layer._data})
+    is_recurrent_states_initialized = property(lambda layer: {0: RECURRENT in layer._data})
 
     @property
     def stored(self) -> tuple[int, int]:
@@ -243,10 +236,8 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Replace the state; returns it."""
-        self._state()
-        if RECURRENT not in self._data:
-            self._add(RECURRENT, recurrent_states.shape, recurrent_states.dtype, recurrent_states.device)
-        return self._newest(RECURRENT).copy_(recurrent_states)
+        self.restore({RECURRENT: recurrent_states})
+        return self._newest(RECURRENT)
 
     @property
     def is_croppable(self) -> bool:
@@ -262,15 +253,10 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
             state = self._newest(CONV)
             left = functional.pad(past[..., : past.shape[-1] - tokens], (state.shape[-1], 0))
             state.copy_(left[..., -state.shape[-1] :])
-        elif tokens <= self._back:
-            self._count, self._back = self._count - tokens, self._back - tokens
+        elif tokens <= self.back:
+            self._count, self.back = self._count - tokens, self.back - tokens
         else:
-            raise RuntimeError(f"crop: of the states before the last {tokens} tokens, the last {self._back} are kept")
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._data, self._lent, self._past = {}, (), None
-        self._forget()
+            raise RuntimeError(f"crop: of the states before the last {tokens} tokens, the last {self.back} are kept")
 
     def _rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change the rows [B, ...] of the newest state; as many as before stay in the same memory."""
@@ -279,7 +265,7 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
             if new.shape != data.shape[1:]:
                 self._add(name, new.shape, new.dtype, new.device)
             self._newest(name).copy_(new)
-        self._back = 0
+        self.back = 0
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row of the batch, before beam search."""
@@ -289,12 +275,9 @@ class RecurrentLayer(CacheLayer, LinearAttentionLayer):
         """Keep rows `indices` of the batch."""
         self._rows(lambda state: state[indices.to(state.device) if isinstance(indices, Tensor) else indices])
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Reorder the batch, in beam search."""
-        self.batch_select_indices(beam_idx)
+    reorder_cache = batch_select_indices  # type: ignore[assignment]
 
     def offload(self) -> None:
-        """As stock: a state stays where it is."""
+        """As stock, which leaves a state where it is."""
 
-    def prefetch(self) -> None:
-        """As stock."""
+    prefetch = offload

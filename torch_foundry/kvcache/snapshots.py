@@ -75,19 +75,20 @@ class Snapshots:
                 if isinstance(layer, FoundryLayer):
                     layer.crop(at - layer.get_seq_length())
                 elif i in self.stored[at]:
-                    put(layer, self._unpacked(layer, self.stored[at][i]), at)
+                    layer.restore(self._unpacked(layer, self.stored[at][i]), at)
         return at
 
     def _copied(self, layer: Any) -> dict[str, torch.Tensor]:
         if not isinstance(layer, RecurrentLayer):
-            return {name: tensor.clone() for name, tensor in newest(layer, layer.sliding_window - 1).items()}
-        states, format = newest(layer), self.format
+            window = layer.stored_tensors(layer.sliding_window - 1)
+            return {name: tensor.clone() for name, tensor in window.items()}
+        states, format = layer.stored_tensors(), self.format
         return {n: s.clone() if format is None else packed_states.packed(s, format) for n, s in states.items()}
 
     def _unpacked(self, layer: Any, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if self.format is None or not isinstance(layer, RecurrentLayer):
             return stored
-        shapes = {name: state.shape for name, state in newest(layer).items()}
+        shapes = {name: state.shape for name, state in layer.stored_tensors().items()}
         return {name: packed_states.unpacked(data, self.format, shapes[name]) for name, data in stored.items()}
 
 
@@ -111,8 +112,9 @@ def take_back(cache: Any, surplus: int, keep: int) -> bool:
     can be done, and the cache has to be reset."""
     windows = [w for w in cache.layers if getattr(w, "is_sliding", False) and w.is_initialized]
     reached = all(stored(w)[1] - surplus >= min(keep, w.sliding_window - 1) for w in windows)
+    recurrent = [part for _, part in parts_of(cache) if isinstance(part, RecurrentLayer)]
     snapshots = Snapshots.of(cache)
-    if keep and reached and all(reaches(part, surplus) for _, part in parts_of(cache)):
+    if keep and reached and all(surplus <= layer.back for layer in recurrent):
         if snapshots is not None:
             snapshots.forget(keep)
         try:
@@ -121,35 +123,3 @@ def take_back(cache: Any, surplus: int, keep: int) -> bool:
             return False
         return True
     return snapshots is not None and snapshots.back(cache, keep) > 0
-
-
-def reaches(layer: Any, tokens: int) -> bool:
-    """Whether cropping takes the last `tokens` of a recurrent layer of ours back."""
-    return not isinstance(layer, RecurrentLayer) or tokens <= layer._back
-
-
-def newest(layer: Any, tokens: int | None = None) -> dict[str, torch.Tensor]:
-    """What a layer of ours has, in its own memory: its newest state, or its last `tokens` tokens (default: all)."""
-    if isinstance(layer, RecurrentLayer):
-        return {name: layer._newest(name) for name in layer._data}
-    count = layer._keys.length if tokens is None else tokens
-    return {"keys": layer._keys.last(count), "values": layer._values.last(count)}
-
-
-def put(layer: Any, stored: dict[str, torch.Tensor], tokens: int) -> None:
-    """Let `layer` have `stored` behind its first `tokens`. It has to be allocated, but for a recurrent one."""
-    if isinstance(layer, RecurrentLayer):
-        if not layer._data:
-            layer._count = 1
-            for name, state in stored.items():
-                layer._add(name, state.shape, state.dtype, state.device)
-        layer._state()
-        for name, state in stored.items():
-            layer._newest(name).copy_(state)
-        return
-    for buffer, name in ((layer._keys, "keys"), (layer._values, "values")):
-        buffer.set(None)
-        buffer.use_buffer(stored[name].clone())
-        buffer.length = stored[name].shape[2]
-    if isinstance(layer, FoundrySlidingLayer):
-        layer.cumulative_length = tokens

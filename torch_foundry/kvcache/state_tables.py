@@ -28,7 +28,7 @@ class _Ring:
 
 @dataclass(slots=True)
 class _Entry:
-    slot: int  # or place
+    kept: int  # slot, or place, with the state
     tokens: int  # up to the end of its block
     user: _Ring  # of the sequence that was the last to make it or to begin behind it
 
@@ -42,7 +42,8 @@ class StateTables:
     beginning. Not thread-safe.
     """
 
-    places = 0  # of snapshots that don't lie in slots
+    places = 0  # of snapshots that don't lie in slots, but packed
+    format: str | None = None  # as what
 
     def __init__(self, sequences: int, ring: int, snapshots: int, *, every: int = EVERY) -> None:
         self.ring, self.slots, self.every = ring, sequences * ring + snapshots, every
@@ -72,7 +73,7 @@ class StateTables:
         for block in blocks:
             if (entry := self._snapshots.get(block)) is not None:
                 entry.user = ring
-                ring.stays, kept = entry.tokens, entry.slot
+                ring.stays, kept = entry.tokens, entry.kept
         if blocks:
             ring.count, ring.written, ring.slots[1 % self.ring] = 1, 1, self._begin(kept)
 
@@ -143,7 +144,7 @@ class StateTables:
     def forget(self, block: int) -> None:
         """Give up the snapshot behind a block, if there is one."""
         if (entry := self._snapshots.pop(block, None)) is not None:
-            self._let_go(entry.slot)
+            self._let_go(entry.kept)
 
     def slot(self, name: Hashable, tokens: int) -> int:
         """Where the state behind a step of `tokens` tokens lies, for which slots are reserved."""
@@ -189,7 +190,7 @@ class StateTables:
 
     def _make_room(self) -> None:
         """Give up a snapshot for a slot: not one whose slot a sequence has as well, which would leave no room."""
-        self._give_up([block for block, entry in self._snapshots.items() if self._references[entry.slot] == 1])
+        self._give_up([block for block, entry in self._snapshots.items() if self._references[entry.kept] == 1])
 
     def _give_up(self, blocks: Sequence[int]) -> None:
         """One of these blocks' snapshots, if there are any."""
@@ -221,7 +222,7 @@ class StateTables:
 
     def _shared(self) -> list[int]:
         """Slots of snapshots."""
-        return [entry.slot for entry in self._snapshots.values()]
+        return [entry.kept for entry in self._snapshots.values()]
 
 
 class NoStates(StateTables):

@@ -54,7 +54,7 @@ class KVStep(Protocol):
         """Attention of the queries from `write` to the keys so far: [B, L, heads * head_dim].
 
         mask: in place of causal attention; mask and sinks as in `ops.attention`. value_queries: as there, but
-        [B, L, heads, columns of the values].
+        [B, L, heads, head_dim of the values].
         """
 
     def attend_new(
@@ -69,27 +69,33 @@ class KVStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KVView:
-    """Where one step's keys and values lie, and which of them its queries see."""
+    """Where one step's keys and values lie, and which of them its queries see.
+
+    They lie in one piece a row, or in pages, which `block_table` names. How many there are the host knows, or, in steps
+    that are replayed or of rows with different lengths, only the device: then `step` or `rows` says so.
+    """
 
     k: Tensor  # [B, Hkv, capacity, D], or pages [P, Hkv, page, D]; packed rows if there is a format
     v: Tensor
-    kv_len: int  # keys that are attended to; a bound where `step` or `rows` says more, unless it is `exact`
-    start: int = 0  # place of the first new token
-    first: int = 0  # place of the first key that is attended to
+    kv_len: int  # keys that are attended to, the last of them new; a bound where `step` or `rows` says more
     positions: Tensor | None = None  # int32 [B, L]: the new tokens' rows of the rope tables; None: one row a token
-    step: Tensor | None = None  # int32 [2] on the device: replaces `start`, and says how many tokens came before k
-    rows: Tensor | None = None  # int32 [B, 2] on the device: place of the first new token, and number of new ones
+    step: Tensor | None = None  # int32 [2]: where in k the first new token goes, and how many tokens came before k
+    rows: Tensor | None = None  # int32 [B, 2]: where the first new token of a row goes, and number of new ones
     block_table: Tensor | None = None  # int32 [B, pages]
     padding: Tensor | None = None  # bool [B, tokens]: False for tokens that no query sees
     formats: Formats = PLAIN  # of packed keys and values
-    exact: bool = False  # whether the view is of one row, of which `kv_len` and `start` say what `rows` says
+
+    def start(self, tokens: int) -> int:
+        """Where the first of `tokens` new tokens goes; 0 if the device says so."""
+        return self.kv_len - tokens if self.step is self.rows is None else 0
 
     def write(self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, *, head_dim: int, **norms: Any) -> Any:
         """See `KVStep`."""
         cos, sin = rope
         return ops.rope_kv(
-            q, k, v, cos, sin, self.k, self.v, self.start, head_dim=head_dim, positions=self.positions, step=self.step,
-            rows=self.rows, block_table=self.block_table, k_format=self.formats[0], v_format=self.formats[1], **norms,
+            q, k, v, cos, sin, self.k, self.v, self.start(q.shape[1]), head_dim=head_dim, positions=self.positions,
+            step=self.step, rows=self.rows, block_table=self.block_table,
+            k_format=self.formats[0], v_format=self.formats[1], **norms,
         )  # fmt: skip
 
     def attend(
@@ -104,10 +110,10 @@ class KVView:
         value_queries: Tensor | None = None,
     ) -> Tensor:
         """See `KVStep`. Prompts go to torch's own kernels, on devices where those are faster."""
-        seen = self._seen(mask, window)
-        k, v, window = seen["k_cache"], seen["v_cache"], seen["window"]
-        plain = not softcap and sinks is value_queries is self.step is None
-        plain = plain and (self.rows is self.block_table is None or (self.exact and not 0 < window < self.kv_len))
+        seen, k, v = self._seen(mask, window), self.k, self.v
+        window = seen["window"]
+        plain = not softcap and sinks is value_queries is self.step is self.rows is None
+        plain = plain and (self.block_table is None or (len(self.block_table) == 1 and not 0 < window < self.kv_len))
         plain = plain and (self.formats != PLAIN or k.shape[3] == v.shape[3])  # else torch stores all scores
         if plain and _torch_is_faster(q, self.kv_len, mask, window):
             dense = [decoded(self._in_order(x), f, q.dtype) for x, f in zip((k, v), self.formats, strict=True)]
@@ -121,9 +127,7 @@ class KVView:
         self, q: Tensor, k: Tensor, v: Tensor, rope: Rope, mask: Tensor | None = None, *, heads: Heads, **options: Any
     ) -> Tensor:
         """See `KVStep`."""
-        placed = self.step is not None or self.rows is not None or not k.shape[2]  # or nothing is written
-        newest = placed or self.start + q.shape[1] == self.first + self.kv_len
-        if q.shape[1] > limits.FEW_ROWS or not newest:
+        if q.shape[1] > limits.FEW_ROWS:
             return self.attend(self.write(q, k, v, rope, **heads), mask, **options)
         seen = self._seen(mask, options.pop("window", 0))
         cos, sin = rope
@@ -131,18 +135,15 @@ class KVView:
 
     def _seen(self, mask: Tensor | None, window: int) -> dict[str, Any]:
         """Arguments of `ops.attention`: the caches, and what queries see of them."""
-        k, v = self.k, self.v
-        if self.first:
-            k, v = k.narrow(2, self.first, self.kv_len), v.narrow(2, self.first, self.kv_len)
         return {
-            "k_cache": k, "v_cache": v, "kv_len": self.kv_len, "causal": mask is None,
+            "k_cache": self.k, "v_cache": self.v, "kv_len": self.kv_len, "causal": mask is None,
             "mask": mask if self.padding is None else self.padding[:, None, None],
             "window": window if mask is None else 0, "step": self.step, "rows": self.rows,
             "block_table": self.block_table, "k_format": self.formats[0], "v_format": self.formats[1],
         }  # fmt: skip
 
     def _in_order(self, stored: Tensor) -> Tensor:
-        """Keys or values that queries attend to, [B, Hkv, kv_len, columns]."""
+        """Keys or values that queries attend to, [B, Hkv, kv_len, D]; of one row, if they lie in pages."""
         if self.block_table is not None:
             pages = self.block_table[0, : -(-self.kv_len // stored.shape[2])]
             stored = stored[pages].transpose(0, 1).flatten(1, 2)[None]
@@ -181,8 +182,8 @@ def torch_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, sca
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    queries, keys, columns = q.shape[2], k.shape[2], q.shape[3]
-    by_cudnn = queries == keys and columns % 8 == 0  # if torch chooses; if there are more keys, it takes this:
+    queries, keys, head_dim = q.shape[2], k.shape[2], q.shape[3]
+    by_cudnn = queries == keys and head_dim % 8 == 0  # if torch chooses; if there are more keys, it takes this:
     if by_cudnn and queries < PLANNED and can_use_flash_attention(SDPAParams(q, k, v, None, 0, True, True)):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
     return F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), scale=scale, enable_gqa=True)

@@ -39,7 +39,7 @@ class SoftmaxMixer(Mixer):
 
     def without_cache(self, x: Tensor) -> KVView:
         """See `Mixer`."""
-        k, v = (x.new_empty(x.shape[0], self.state.heads, x.shape[1], columns) for columns in self.state.widths)
+        k, v = (x.new_empty(x.shape[0], self.state.heads, x.shape[1], n) for n in self.state.head_dims)
         return KVView(k, v, x.shape[1])
 
     def config_reason(self, config: Any) -> str | None:
@@ -161,7 +161,7 @@ class Attention(SoftmaxMixer):
     def _in_one_launch(self, given: Normed, state: KVView, rope: Rope) -> Tensor:
         matrices, (cos, sin) = Projections(self.qkv, self.widths), rope
         return ops.norm_qkv(
-            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start, kind=given.kind,
+            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start(given[0].shape[1]), kind=given.kind,
             formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
             positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -16,6 +16,7 @@ from torch_foundry.models import gated_delta, latent_attention, parallel_mixers,
 from torch_foundry.models.altup import Streams
 from torch_foundry.models.embedding import TokenEmbedding, dtype_of
 from torch_foundry.models.families import norm_kind
+from torch_foundry.models.graph_cache import GraphCache
 from torch_foundry.models.guards import attention_reason, device_reason, recording_reason, weight_reason
 from torch_foundry.models.layer import Mixer, forward
 from torch_foundry.models.layer_plan import LayerPlan
@@ -31,19 +32,6 @@ from torch_foundry.models.weights import Gemm, LinearGroup, Norm
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Graphs(Protocol):
-    """Captured steps, for whoever captures them (`generation.graph_cache.GraphCache`)."""
-
-    proven: set[Hashable]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that they keep."""
-
-    def clear(self) -> None:
-        """Let go of them, and of the tensors that they read."""
-
-
 class DecoderModel(ModelPlan):
     """A decoder's parts as `check` found them, until the model changes.
 
@@ -56,9 +44,9 @@ class DecoderModel(ModelPlan):
         "recurrent", "rotary", "vocabulary",
     )  # fmt: skip
 
-    def __init__(self, module: Any, state: ModelState, graphs: Graphs) -> None:
+    def __init__(self, module: Any, state: ModelState) -> None:
         super().__init__(state)
-        self.graphs = graphs
+        self.graphs = GraphCache()
         decoder = decoder_of(module)
         assert decoder is not None
         self._module, self.decoder, self.config = weakref.ref(module), decoder, module.config

@@ -202,7 +202,7 @@ class LatentAttention(SoftmaxMixer):
     def _of_prompt(self, state: KVView, plain: Tensor, rotated: Tensor, mask: Tensor | None) -> Tensor:
         """Attention by keys and values of each head, made from all latents that are seen."""
         spec = self.spec
-        ends, latents = (part.narrow(2, state.first, state.kv_len) for part in (state.k, state.v))
+        ends, latents = (part.narrow(2, 0, state.kv_len) for part in (state.k, state.v))
         made = self.kv_b.gemm(latents[:, 0]).unflatten(-1, (spec.n_heads, -1)).transpose(1, 2)
         keys = torch.cat((made[..., : spec.plain_dim], ends.expand(-1, spec.n_heads, -1, -1)), -1)
         queries = torch.cat((plain.transpose(1, 2), rotated), -1)

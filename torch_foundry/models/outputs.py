@@ -82,14 +82,15 @@ def is_plain(head: Head, config: Any) -> bool:
     return softcap is None and divisor in (None, 1.0) and factor in (None, 1.0)
 
 
-def logits_of(model: Any, head: Head, hidden: torch.Tensor) -> torch.Tensor:
+def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Logits [..., V] of the last norm's result, rounded as the stock model rounds."""
-    return finished(model, head, model.lm_head(hidden))
+    return finished(model, model.lm_head(hidden))
 
 
-def finished(model: Any, head: Head, logits: torch.Tensor) -> torch.Tensor:
+def finished(model: Any, logits: torch.Tensor) -> torch.Tensor:
     """Logits [..., V] of what `lm_head` gives."""
-    config = model.config.get_text_config()
+    head, config = head_of(model), model.config.get_text_config()
+    assert head is not None
     if head.softcap is not None and (cap := getattr(config, head.softcap)) is not None:
         logits = torch.tanh(logits / cap) * cap
     if head.divisor is not None:

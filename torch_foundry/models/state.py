@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +58,14 @@ class Plan:
                 FallbackWarning,
                 stacklevel=4,
             )
+
+
+def plan_of(module: Any, make: Callable[[Any, ModelState], Plan]) -> Any:
+    """The plan of a swapped module; for a copy, whose plan is bare, `make` makes its own."""
+    plan = module._foundry
+    if plan.__class__ is Plan:
+        plan = module.__dict__["_foundry"] = make(module, plan.state)
+    return plan
 
 
 class ModelPlan(Plan):

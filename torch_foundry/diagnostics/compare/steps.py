@@ -18,7 +18,7 @@ from torch_foundry.generation.step_state import CacheLayers, StepState
 from torch_foundry.kvcache.formats import PLAIN
 from torch_foundry.models.decoder import DecoderModel, decoder_plan
 from torch_foundry.models.layer import forward
-from torch_foundry.models.outputs import finished, head_of
+from torch_foundry.models.outputs import finished
 from torch_foundry.models.weights import GEMV
 from torch_foundry.nn.linear import MAX_GEMV_ROWS
 
@@ -164,7 +164,7 @@ class _Kernels:
                 x = run(x)
                 if step == 0:
                     drifts.append(error(x, seen[i][1]))
-            self.logits.append(self._finished(x))
+            self.logits.append(finished(self.model, x))
             self.layers.count(1)
         limit = LIMIT.get(self.plan.dtype, LIMIT[torch.float32])
         if self.plan.state.kv_cache != PLAIN:  # a rounding may decide between two codes of a packed key
@@ -209,11 +209,6 @@ class _Kernels:
             for i, (plan, kv) in enumerate(zip(self.plan.layers, self.plan.of_layers(views), strict=True))
         ]
         return [embed, *layers, lambda x: self.plan.norm(self.plan.collapse(x, GEMV)), self.model.lm_head]
-
-    def _finished(self, logits: torch.Tensor) -> torch.Tensor:
-        head = head_of(self.model)
-        assert head is not None
-        return finished(self.model, head, logits)
 
 
 def _graph(

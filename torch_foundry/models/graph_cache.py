@@ -11,19 +11,18 @@ from typing import Any
 import torch
 
 from torch_foundry.core import devices, environment
-from torch_foundry.generation.step_graph import StepGraph
 
 
-class OwnedGraphs(dict[Any, StepGraph[Any]]):
-    """Graphs of one owner by kind. memory: what they write to, for the owner's use."""
+class OwnedGraphs(dict[Any, Any]):
+    """Graphs of one owner (`generation.step_graph`) by kind. memory: what they write to, for the owner's use."""
 
     def __init__(self, clock: Iterator[int]) -> None:
         super().__init__()
         self.memory: Any = None
         self._clock = clock
 
-    def find(self, key: Hashable, positions: int = 0) -> StepGraph[Any] | None:
-        """The graph of this key if it is valid for positions < `positions`; it counts as used."""
+    def find(self, key: Hashable, positions: int = 0) -> Any:
+        """The graph of this key if it is valid for positions < `positions`; it counts as used. Else None."""
         graph = self.get(key)
         if graph is None or not graph.is_valid(positions):
             return None
@@ -67,7 +66,7 @@ class GraphCache:
                 owned = self._owned[owner] = OwnedGraphs(self._clock)
         return owned
 
-    def put(self, owner: Any, key: Hashable, graph: StepGraph[Any]) -> list[Hashable]:
+    def put(self, owner: Any, key: Hashable, graph: Any) -> list[Hashable]:
         """Keep a graph. Returns the owner's keys whose graphs were dropped for it."""
         with self._lock:
             owned = self.of(owner)
