@@ -16,11 +16,12 @@ from torch.nn.modules import module as nn_module
 
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
+from torch_foundry.models.checks import require
 from torch_foundry.models.families import FAMILIES, norm_kind
-from torch_foundry.models.family import MLPS, Family, MLPNames, class_key
+from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.guards import derived_reason, epsilon, tensor_reason, weight_reason
+from torch_foundry.models.mlp import MLPS, MLPNames
 from torch_foundry.models.rope import tables_of
-from torch_foundry.models.spec import require
 from torch_foundry.models.state import ModelState, Plan
 from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.weights import OFFSETS, Norm

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_foundry.core import limits
+from torch_foundry.models.checks import check_children, check_linear, check_norm, inert_in, named, require
 from torch_foundry.models.families import NORMS
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.guards import epsilon
-from torch_foundry.models.spec import check_children, check_linear, check_norm, inert_in, named, require
 from torch_foundry.models.swap import base_class
 
 PACKED = ("qkv_proj", "query_key_value", "c_attn")  # names of one projection to queries, keys and values

@@ -53,43 +53,6 @@ BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernor
 BAMBA = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_ff_layernorm")
 
 
-# Children of a layer that has experts beside its MLP.
-BESIDE = frozenset(
-    {"experts", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2", "router"}
-)
-# Children of a layer that has several residual streams.
-STREAMS = frozenset({"altup", "laurel"})
-# Children of a layer that takes an embedding of its own.
-PER_LAYER = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"})
-
-
-@dataclass(frozen=True)
-class MLPNames:
-    """How a class calls the layers of an MLP. "": its activation is no layer, but torch's silu."""
-
-    first: tuple[str, ...]  # gate and up; or one layer that makes both; or, without a gate, up alone
-    down: str
-    activation: str
-    gated: bool = True
-
-    def children(self) -> set[str]:
-        """All names."""
-        return {*self.first, self.down, self.activation} - {""}
-
-
-UNGATED = MLPNames(("up_proj",), "down_proj", "act_fn", gated=False)
-MLPS = (
-    MLPNames(("gate_proj", "up_proj"), "down_proj", "act_fn"),
-    MLPNames(("gate_up_proj",), "down_proj", "activation_fn"),
-    UNGATED,
-    MLPNames(("c_fc",), "c_proj", "act", gated=False),
-    MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
-    MLPNames(("dense_h_to_4h",), "dense_4h_to_h", "act", gated=False),
-    MLPNames(("w1", "w3"), "w2", ""),
-    MLPNames(("input_linear",), "output_linear", "activation"),
-)
-
-
 @dataclass(frozen=True)
 class Experts:
     """A block of routed experts: a router with `top_k`, and `experts`, of the class `..Experts`, as `nn.experts` reads

@@ -19,9 +19,9 @@ from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention import SoftmaxMixer, head_elements, spread
+from torch_foundry.models.checks import check_children, check_linear, check_norm, require
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.spec import check_children, check_linear, check_norm, require
 from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import EXPERT_TOKENS, Gemm, Linear, LinearGroup, Norm, Residual
 

@@ -14,10 +14,10 @@ from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.kvcache.view import Rope, StateView
+from torch_foundry.models.checks import check_children, check_linear, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
-from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 

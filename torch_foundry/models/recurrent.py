@@ -9,8 +9,8 @@ from torch import Tensor
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.view import StateView
+from torch_foundry.models.checks import require
 from torch_foundry.models.layer import Mixer
-from torch_foundry.models.spec import require
 from torch_foundry.models.weights import Norm, Residual
 
 

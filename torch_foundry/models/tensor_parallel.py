@@ -21,7 +21,9 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec
-from torch_foundry.models.spec import LayerSpec, build_spec, is_linear, require
+from torch_foundry.models.checks import is_linear, require
+from torch_foundry.models.moe import ExpertsSpec
+from torch_foundry.models.spec import LayerSpec, build_spec
 
 INSTALLED = "transformers.distributed.tensor_parallel"  # the module of the forwards that stock code puts in place
 
@@ -185,15 +187,15 @@ def _fit(name: str, own: Any, parameters: dict[str, Any], mesh: Any) -> None:
 
 def _check(view: Any, spec: LayerSpec) -> None:
     """Raise Fallback if shards of a weight are not weights of fewer heads or columns, or are added up elsewhere."""
-    mixer, ffn = view.get_submodule(spec.mixer), view._modules.get(spec.ffn)
     split = [name for name, module in view.named_modules() if hasattr(module, "processes")]
-    require(spec.mixer not in split or isinstance(spec.facts, AttentionSpec), f"{spec.mixer} is not attention")
-    if spec.mixer in split and not spec.family.grouped_rows:  # those are a head's, one behind the other
-        fused = next((name for name in PACKED if name in mixer._modules), None)
-        require(fused is None, f"{fused} holds several matrices")
-    for name, names in ((spec.ffn, spec.mlp), (spec.family.experts and spec.family.experts.outer, spec.outer)):
-        if names is not None and name in split:
-            require(not names.gated or len(names.first) == 2, f"{names.first[0]} holds several matrices")
+    mixer, ffn = spec.mixer, spec.ffn
+    if mixer is not None and mixer.name in split:
+        require(isinstance(mixer.facts, AttentionSpec), f"{mixer.name} is not attention")
+        fused = next((name for name in PACKED if name in view.get_submodule(mixer.name)._modules), None)
+        require(fused is None or spec.family.grouped_rows, f"{fused} holds several matrices")  # of a head each
+    for mlp in (ffn.outer if isinstance(ffn, ExpertsSpec) else ffn,):
+        if mlp is not None and mlp.name in split:
+            require(not mlp.layers.joined, f"{mlp.layers.first[0]} holds several matrices")
     require(not spec.beside or "experts" not in split, "experts beside an MLP")
-    if spec.experts and not hasattr(ffn.experts, "group"):
-        require(spec.ffn not in split, "the shared expert is split, and the experts are not")
+    if isinstance(ffn, ExpertsSpec) and not hasattr(view._modules[ffn.name].experts, "group"):
+        require(ffn.name not in split, "the shared expert is split, and the experts are not")

@@ -1,0 +1,152 @@
+"""MLPs: how classes call their layers, what has to be known of one, and its forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_foundry import ops
+from torch_foundry.core.errors import Fallback
+from torch_foundry.models.checks import check_children, check_linear, inert_in, is_linear, require
+from torch_foundry.models.family import Family
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
+from torch_foundry.nn.activations import activation_of
+from torch_foundry.nn.linear import linear_sizes
+
+
+@dataclass(frozen=True)
+class MLPNames:
+    """How a class calls the layers of an MLP. "": its activation is no layer, but torch's silu."""
+
+    first: tuple[str, ...]  # gate and up; or one layer that makes both; or, without a gate, up alone
+    down: str
+    activation: str
+    gated: bool = True
+
+    @property
+    def joined(self) -> bool:
+        """Whether one layer makes both gate and up."""
+        return self.gated and len(self.first) == 1
+
+    def children(self) -> set[str]:
+        """All names."""
+        return {*self.first, self.down, self.activation} - {""}
+
+
+UNGATED = MLPNames(("up_proj",), "down_proj", "act_fn", gated=False)
+MLPS = (
+    MLPNames(("gate_proj", "up_proj"), "down_proj", "act_fn"),
+    MLPNames(("gate_up_proj",), "down_proj", "activation_fn"),
+    UNGATED,
+    MLPNames(("c_fc",), "c_proj", "act", gated=False),
+    MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
+    MLPNames(("dense_h_to_4h",), "dense_4h_to_h", "act", gated=False),
+    MLPNames(("w1", "w3"), "w2", ""),
+    MLPNames(("input_linear",), "output_linear", "activation"),
+)
+
+
+@dataclass(frozen=True)
+class MLPSpec:
+    """Facts about one MLP."""
+
+    name: str
+    layers: MLPNames
+    activation: str
+    inner: int  # outputs of gate and of up
+    gate_scale: float  # of gates, before the activation
+    down_scale: float  # of the result
+    sparsity: float  # share of gates that are cut off
+
+
+def read_mlp(name: str, mlp: Any, hidden: int, family: Family, beside: Collection[str] = ()) -> MLPSpec:
+    """The facts of `mlp`, which is called `name`. beside: children that are none of its layers. Raises Fallback."""
+    rest = {*beside, *inert_in(mlp, family)}
+    layers = next((known for known in MLPS if known.children() == mlp._modules.keys() - rest), MLPS[0])
+    check_children(name, mlp, layers.children() | rest)
+    down = mlp._modules[layers.down]
+    require(is_linear(down), f"{layers.down} is a {type(down).__name__}")
+    inner, _ = linear_sizes(down)
+    for first in layers.first:
+        check_linear(first, mlp._modules[first], hidden, 2 * inner if layers.joined else inner)
+    check_linear(layers.down, down, inner, hidden)
+    scales = (float(mlp.gate_multiplier), float(mlp.down_multiplier)) if family.multipliers else (1.0, 1.0)
+    require(layers.gated or not family.multipliers, "multipliers of a block without a gate")
+    sparsity = float(mlp.activation_sparsity) if family.sparse_gates else 0.0
+    return MLPSpec(name, layers, _activation(mlp, layers), inner, *scales, sparsity)
+
+
+def _activation(mlp: Any, layers: MLPNames) -> str:
+    if not layers.activation:
+        return "silu"
+    module = mlp._modules[layers.activation]
+    name = activation_of(module)
+    if name is None:
+        raise Fallback(f"activation {type(module).__name__}")
+    if name == "xielu":
+        require(not layers.gated, "xIELU of a gate")
+        require(module.beta.dtype == module.eps.dtype == module.alpha_p.dtype, "xIELU has numbers of several dtypes")
+    return name
+
+
+class MLP:
+    """down(activation(up(x)))."""
+
+    __slots__ = ("activation", "curve", "down", "groups", "residual", "up")
+
+    def __init__(self, mlp: Any, spec: MLPSpec, residual: Residual) -> None:
+        names, self.activation, self.residual = spec.layers, spec.activation, residual
+        self.groups, self.curve = (LinearGroup.of(mlp, *names.first),), mlp._modules[names.activation]
+        (self.up,), self.down = self.groups[0], Linear(mlp._modules[names.down])
+
+    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
+        """onto: what the result is added to, in place of x."""
+        norm = self.residual.pre
+        h = x if norm is None else norm(x)
+        if self.activation == "xielu":
+            own, fixed = self.curve._parameters, self.curve._buffers
+            h = ops.xielu(gemm.product(self.up, h), own["alpha_p"], own["alpha_n"], fixed["beta"], fixed["eps"])
+        else:
+            h = gemm.product(self.up, h, activation=self.activation)
+        return self.residual.add(x if onto is None else onto, self.down, h, gemm)
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x))."""
+
+    __slots__ = ("activation", "cut", "down", "gate_scale", "gate_up", "groups", "inner", "residual")
+
+    def __init__(self, mlp: Any, spec: MLPSpec, residual: Residual) -> None:
+        names, self.activation, self.inner = spec.layers, spec.activation, spec.inner
+        self.residual = replace(residual, scale=residual.scale * spec.down_scale)
+        self.gate_up, self.gate_scale = LinearGroup.of(mlp, *names.first), spec.gate_scale  # one or two
+        self.groups, self.down = (self.gate_up,), Linear(mlp._modules[names.down])
+        # standard deviations above their mean, below which gates are cut off, as of a normal distribution
+        share = torch.tensor(spec.sparsity, device="cpu")
+        self.cut = float(torch.special.ndtri(share)) if spec.sparsity > 0 else None
+
+    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
+        """onto: what the result is added to, in place of x."""
+        return self.residual.add(x if onto is None else onto, self.down, self.gated(x, gemm), gemm)
+
+    def gated(self, x: Tensor, gemm: Gemm) -> Tensor:
+        """What `down` is given."""
+        norm = self.residual.pre
+        if self.cut is not None:
+            gate, up = self.gate_up.behind(norm, x, (self.inner, self.inner), gemm)
+            return ops.sparse_glu(gate, up, self.cut, self.activation)
+        matrices = Projections(self.gate_up, (self.inner, self.inner))
+        alike = matrices.formats[0] == matrices.formats[1]
+        if alike and (given := self.gate_up.together(norm, x, gemm)) is not None:
+            gate, up = matrices.weights
+            return ops.norm_glu(
+                *given[:3], gate, up, kind=given.kind, format=matrices.formats[0],
+                biases=matrices.biases, activation=self.activation, gate_scale=self.gate_scale,
+            )  # fmt: skip
+        gate_up = self.gate_up.products(x if norm is None else norm(x), gemm.product)
+        gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
+        return ops.glu(gate, up, self.activation, gate_scale=self.gate_scale)
