@@ -58,8 +58,8 @@ class Attention(SoftmaxMixer):
     """Softmax attention; its state is keys and values."""
 
     __slots__ = (
-        "gate", "groups", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source",
-        "spec", "state", "width", "widths",
+        "gate", "groups", "hands_on", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope",
+        "source", "spec", "state", "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     spec: AttentionSpec
@@ -81,7 +81,8 @@ class Attention(SoftmaxMixer):
             with torch.device("cpu"), torch.inference_mode(False):
                 rows = torch.arange(sum(self.widths), dtype=torch.int32).view(spec.n_kv_heads, -1, spec.head_dim)
                 self.order = torch.cat([part.flatten() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])
-        self.state, self.rope, self.source = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope, spec.source
+        self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
+        self.source, self.hands_on = spec.source, spec.hands_on
         self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
 
     def prepare(self, device: torch.device) -> None:

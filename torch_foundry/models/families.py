@@ -104,6 +104,7 @@ FALCON_H1: dict[str, Any] = {
     "pairs": True,
     "mixer": PARALLEL,
     "multipliers": True,
+    "masks": ("attention_mask", "mamba_attention_mask"),  # of keys, and of tokens that are no padding
     "decoder": Decoder(norm="final_layernorm", multiplier="embedding_multiplier"),
     "head": Head(factor="lm_head_multiplier"),
 }

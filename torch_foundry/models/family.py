@@ -218,6 +218,7 @@ class Family(Architecture):
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     needed: tuple[str, ...] = ()  # names in the config that have to be set
     pairs: bool = False  # a layer returns attention's weights too, which are None here
+    masks: tuple[str, ...] = ("attention_mask",)  # what a layer calls those that its mixer is given
     ffn: str = "mlp"  # name of the feed-forward block; "": its layers are the layer's own
     alone: bool = False  # a layer has a mixer or a feed-forward block, both called `ffn`, behind the same norm
     # whether it is added to attention's result without seeing it, or what config calls that; if so, a family whose

@@ -49,6 +49,7 @@ class Mixer(ABC):
     rope = False  # whether it rotates heads
     prompts_differ = False  # whether a token of a prompt is mixed in otherwise than a single one
     by_heads = False  # whether products of more tokens than `Gemm.expert_tokens` are torch's, which no graph captures
+    hands_on = False  # whether later layers read its state
     source: int | None = None  # the layer whose state it reads, and doesn't write to; None: it keeps one of its own
 
     @staticmethod
