@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_foundry.io.gguf.blocks import Blocks, alike
 from torch_foundry.io.gguf.keys import COMMON, Key
 from torch_foundry.io.gguf.slots import EMBEDDING, MODEL_LAYER, NORM, Slot
 
@@ -27,10 +28,9 @@ class Architecture:
     config that has the feed-forward length of an expert. rope: what rope parameters of a type have besides what files
     say. variants: key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the
     size of a value head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model.
-    outer: tensors beside those of blocks. two_kinds: blocks with a window have heads of another size than those
-    without. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
-    rotated: whether heads are. latent: attention is multi-head latent attention. streams: layers lie around one of
-    several residual streams. xielu: the activation function is xIELU, whose numbers are metadata.
+    outer: tensors beside those of blocks. blocks: what reads of a GgufModel what blocks have of
+    their own. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
+    rotated: whether heads are. xielu: the activation function is xIELU, whose numbers are metadata.
     block: what the names of a block's parameters begin with.
     """
 
@@ -54,10 +54,8 @@ class Architecture:
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
     outer: tuple[Slot, ...] = ()
-    two_kinds: bool = False
+    blocks: Callable[[Any], Blocks] = alike
     alone: tuple[str, ...] = ()
-    latent: bool = False
-    streams: bool = False
     xielu: bool = False
     rotated: bool = True
     value_size: str = "linear_value_head_dim"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
+from torch_foundry.io.gguf.blocks import alone, latent
 from torch_foundry.io.gguf.keys import (
     CONV_KEYS,
     CONV_MOE_KEYS,
@@ -78,6 +79,7 @@ NEMOTRON = Architecture(
     embedding=NEMOTRON_H_EMBEDDING,
     norm=NEMOTRON_H_NORM,
     value_size="mamba_head_dim",
+    blocks=alone,
     alone=(*MAMBA, "mlp"),
     rotated=False,
     unused=UNSAID
@@ -114,7 +116,7 @@ HYBRIDS: dict[str, Architecture] = {
         (*LATENT, *DEEPSEEK_MOE),
         KIMI_LINEAR_KEYS,
         leading=MLP,
-        latent=True,
+        blocks=latent,
         rotated=False,
         recurrent=KIMI_DELTA,
     ),

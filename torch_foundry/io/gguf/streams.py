@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import layer_types, of_each_block
+from torch_foundry.io.gguf.blocks import Blocks, layer_types, of_each_block
 from torch_foundry.io.gguf.keys import PATTERN, REQUIRED, SOFTCAPS, SWA_BASE, WINDOW, Key, elements
 from torch_foundry.io.gguf.slots import GEMMA4_OUTER, HEAD_NORMS, MLP, QKVO, SANDWICH, Slot
 
@@ -15,8 +15,8 @@ STREAMS = 4
 SPARSITY, SHARED = "activation_sparsity_scale", "attention.shared_kv_layers"
 
 
-def streams(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The letters of slots' shapes, which differ from block to block, and what the config says.
+def streams(model: Any) -> Blocks:
+    """They lie around one of several residual streams.
 
     In `model.values` remains one feed-forward length. LoadError HP_RANGE, HP_TYPE.
     """
@@ -24,23 +24,21 @@ def streams(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
     shared = values[SHARED]
     if shared and set(types[: max(0, count - shared)]) != set(types):
         raise model.fail("HP_RANGE", SHARED, "as many as leave a block of each kind whose keys are shared", shared)
-    inner, inputs = of_each_block(model, "feed_forward_length"), values["embedding_length_per_layer_input"]
+    inner, rank = of_each_block(model, "feed_forward_length"), model.rows("blk.0.laurel_l.weight")
     if not min(inner):
         raise model.fail("HP_RANGE", "feed_forward_length", "more than 0 in each block", str(inner)[:80])
-    values["feed_forward_length"], rows = inner[0], model.rows("per_layer_token_embd.weight")
-    common = {"P": inputs, "J": inputs * count, "Y": rows, "L": model.rows("blk.0.laurel_l.weight")}
-    common |= {"4": STREAMS, "3": STREAMS - 1, "16": STREAMS**2}
-    blocks = [common | {"F": size} for size in inner]
+    values["feed_forward_length"] = inner[0]
+    blocks = [{"F": size, "L": rank} for size in inner]
     for block in blocks[count - shared :]:
         block["K"] = 0
     fields = {
         "layer_types": types,
         "intermediate_size": inner,
-        "laurel_rank": common["L"],
-        "vocab_size_per_layer_input": rows,
+        "laurel_rank": rank,
+        "vocab_size_per_layer_input": model.rows("per_layer_token_embd.weight"),
         "activation_sparsity_pattern": _shares(model, count),
     }
-    return blocks, fields
+    return Blocks(blocks, fields, {"4": STREAMS, "3": STREAMS - 1, "16": STREAMS**2})
 
 
 def _shares(model: Any, count: int) -> list[float]:
@@ -81,7 +79,7 @@ GEMMA3N = Architecture(
     ),
     tied=True,
     pattern=5,
-    streams=True,
+    blocks=streams,
     outer=(
         *(replace(slot, needs="") for slot in GEMMA4_OUTER),
         *(
