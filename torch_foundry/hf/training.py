@@ -278,7 +278,7 @@ def rotating_family(cls: Any) -> Family | None:
 
 def trained_parts(layer: nn.Module, state: ModelState) -> Iterator[tuple[nn.Module, type[TrainedMixin], Plan]]:
     """The parts of a decoder layer that train on ops, with their mixins and plans; none of a layer that isn't known."""
-    if class_key(base_class(type(layer))) not in FAMILIES:
+    if class_key(type(layer)) not in FAMILIES:
         return
     for module in layer.modules():
         if isinstance(module, FoundryModule) or not has_own_forward(module):

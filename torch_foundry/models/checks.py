@@ -6,9 +6,10 @@ from typing import Any, TypeGuard
 
 from torch import nn
 
+from torch_foundry.core import limits
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.families import is_dense_linear, norm_kind
-from torch_foundry.models.family import Family
+from torch_foundry.models.families import NORMS, is_dense_linear, norm_kind
+from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.swap import base_class
 from torch_foundry.nn import FoundryLinear
 from torch_foundry.nn.linear import linear_sizes
@@ -43,6 +44,20 @@ def check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
     shapes = {tuple(parameter.shape) for parameter in module.parameters()}
     shapes |= {tuple(getattr(module, "normalized_shape", (size,)))}
     require(shapes == {(size,)}, f"{name} has no weight of {size} elements")
+
+
+def check_plain_norm(name: str, module: Any, family: Family) -> None:
+    """Raise Fallback unless `module` is a norm of the family's kind without a weight."""
+    known = NORMS.get(class_key(type(module))) == family.norm_kind
+    require(known and not module._parameters, f"{name} is not a norm without a weight")
+
+
+def check_head_dims(**sizes: int) -> None:
+    """Raise Fallback unless kernels have heads of these sizes."""
+    known = limits.HEAD_DIMS
+    for name, size in sizes.items():
+        wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
+        require(size in known, f"{name} {size} is not {wanted}")
 
 
 def inert_in(module: nn.Module, family: Family) -> list[str]:

@@ -14,7 +14,8 @@ MODELS = "transformers.models."
 
 
 def class_key(cls: type) -> str:
-    """How a class is named in these tables: by module and name, without the prefix of transformers' models."""
+    """How a class, or one that stands for it (`swap`), is named in these tables: by module and name, without the prefix
+    of transformers' models."""
     return f"{cls.__module__}.{cls.__qualname__}".removeprefix(MODELS)
 
 
@@ -198,16 +199,11 @@ class Family(Architecture):
     scale: float = 0.0  # of scores; 0: as self_attn says
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
     v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
-    layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
-    per_layer_inputs: bool = False  # layers take an embedding of their own, if config.hidden_size_per_layer_input
-    streams: bool = False  # layers are around one of several residual streams (`altup.py`)
-    sparse_gates: bool = False  # an MLP cuts off all but so many of its gates: mlp.activation_sparsity
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
     gate: str = ""  # another projection, if a layer has it, to gates of attention's result or of its heads ...
     gate_activation: str = "sigmoid"  # ... which pass through that
     # what blocks take and give has factors, as config and modules say (`parallel_mixers.py`)
     multipliers: bool = False
-    residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
     mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     # if cos and sin aren't as ops take them: "halves": one column for both elements of a pair, "pairs": those of a pair
@@ -251,7 +247,6 @@ PARALLEL = "ParallelMixers"  # attention beside a state space (`parallel_mixers.
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
 GRANITE: dict[str, Any] = {
-    "residual_multiplier": True,
     "decoder": Decoder(multiplier="embedding_multiplier"),
     "head": Head(divisor="logits_scaling"),
 }

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from torch_foundry import ops
-from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention import SoftmaxMixer, head_elements, spread
-from torch_foundry.models.checks import check_children, check_linear, check_norm, require
+from torch_foundry.models.checks import check_children, check_head_dims, check_linear, check_norm, require
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.watch import version_of
@@ -67,10 +66,7 @@ def read(module: Any, family: Family) -> LatentSpec:
         rope=bool(family.decoder.rotary),
         gate=family.gate,
     )
-    known = limits.HEAD_DIMS
-    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
-    for name in ("rope_dim", "rank", "query_dim", "value_dim"):
-        require(getattr(spec, name) in known, f"{name} {getattr(spec, name)} is not {wanted}")
+    check_head_dims(**{name: getattr(spec, name) for name in ("rope_dim", "rank", "query_dim", "value_dim")})
     require(spec.plain_dim % spec.rope_dim == 0, f"of {spec.query_dim} elements of a head {spec.rope_dim} rotate")
     require(module.is_causal is True, "attention is not causal")
 

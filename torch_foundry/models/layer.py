@@ -117,10 +117,10 @@ class FusedLayer:
 
         def residual(pre: str | None, post: str | None) -> Residual:
             before, behind = (Norm(layer._modules[name]) if name else None for name in (pre, post))
-            scaled = spec.family.layer_scalar and post == last
+            scaled = post == last and "layer_scalar" in layer._buffers
             return Residual(before, behind, spec.residual_scale, layer._buffers if scaled else None)
 
-        self.streams = StreamBlock(layer, spec.family) if spec.family.streams else None
+        self.streams = StreamBlock(layer, spec.family) if spec.streams else None
         self.mixer: Mixer | None = None
         if (mixer := spec.mixer) is not None:
             around = residual(roles.pre_attn, roles.post_attn)

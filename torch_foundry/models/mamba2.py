@@ -18,7 +18,6 @@ from torch_foundry.models.checks import check_children, check_linear, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
-from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
 UNBOUNDED = (0.0, math.inf)  # which step sizes are as they come
@@ -71,7 +70,7 @@ def read(module: Any, family: Family) -> Mamba2Spec:
     check_linear("out_proj", module.out_proj, spec.inner, hidden)
     require(type(conv) is nn.Conv1d, f"conv1d is a {type(conv).__name__}")
     require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
-    known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
+    known = class_key(type(norm)) == family.key("RMSNormGated")
     groups = getattr(norm, "n_groups", 1)  # of Falcon-H1, whose norms have no group_size
     group_size = getattr(norm, "group_size", spec.inner // groups)  # before transformers 5.23: of all numbers
     fits = known and group_size * spec.groups == spec.inner

@@ -76,7 +76,7 @@ def read_mlp(name: str, mlp: Any, hidden: int, family: Family, beside: Collectio
     check_linear(layers.down, down, inner, hidden)
     scales = (float(mlp.gate_multiplier), float(mlp.down_multiplier)) if family.multipliers else (1.0, 1.0)
     require(layers.gated or not family.multipliers, "multipliers of a block without a gate")
-    sparsity = float(mlp.activation_sparsity) if family.sparse_gates else 0.0
+    sparsity = float(getattr(mlp, "activation_sparsity", 0.0))
     return MLPSpec(name, layers, _activation(mlp, layers), inner, *scales, sparsity)
 
 

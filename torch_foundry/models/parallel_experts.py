@@ -9,8 +9,7 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.models.checks import check_children, check_linear, check_norm, require
-from torch_foundry.models.families import NORMS
+from torch_foundry.models.checks import check_children, check_linear, check_norm, check_plain_norm, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.mlp import GatedMLP
 from torch_foundry.models.swap import base_class
@@ -32,8 +31,7 @@ class Router:
 
     def __init__(self, router: Any, family: Family, hidden: int, experts: int) -> None:
         check_children("router", router, {"norm", "proj"})
-        known = NORMS.get(class_key(base_class(type(router.norm)))) == family.norm_kind
-        require(known and not router.norm._parameters, "the router's norm is not one without a weight")
+        check_plain_norm("router.norm", router.norm, family)
         require(base_class(type(router.proj)) is torch.nn.Linear, "the router is packed")
         check_linear("router.proj", router.proj, hidden, experts)
         require(router.proj.bias is None, "the router has a bias")

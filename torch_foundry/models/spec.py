@@ -43,6 +43,7 @@ class LayerSpec:
     parallel: bool  # whether the feed-forward block sees what attention sees, and not its result
     beside: bool  # whether there are experts beside the MLP
     per_layer: bool  # whether it takes an embedding of its own
+    streams: bool  # whether it is around one of several residual streams (`altup.py`)
     residual_scale: float
 
     @property
@@ -53,11 +54,11 @@ class LayerSpec:
 
 def _mixer_of(layer: nn.Module, family: Family) -> tuple[str, Any]:
     """The child in which tokens see each other, and the class that runs it; by default attention, or none."""
-    if family.mixer and class_key(base_class(type(layer._modules.get("self_attn")))) == family.key("Attention"):
+    if family.mixer and class_key(type(layer._modules.get("self_attn"))) == family.key("Attention"):
         return "self_attn", MIXERS[family.mixer]
     for name, child in layer.named_children():
         for suffix, mixer in MIXERS.items():
-            if class_key(base_class(type(child))) == family.key(suffix):
+            if class_key(type(child)) == family.key(suffix):
                 return name if "attention" not in child._modules else f"{name}.attention", mixer
     return ("", None) if family.alone else ("self_attn", MIXERS["Attention"])
 
@@ -108,10 +109,10 @@ def build_spec(layer: Any) -> LayerSpec:
     if parallel and roles.pre_ffn not in layer._modules:
         roles = replace(roles, pre_ffn=roles.pre_attn)
     beside = family.experts is not None and family.experts.beside and bool(layer.enable_moe_block)
-    per_layer = family.per_layer_inputs and bool(layer.hidden_size_per_layer_input)
-    require(per_layer or not family.streams, "streams without embeddings of layers")
+    per_layer, streams = bool(getattr(layer, "hidden_size_per_layer_input", 0)), "altup" in layer._modules
+    require(per_layer or not streams, "streams without embeddings of layers")
     children = {outermost, ffn, outer, *roles.names(), *inert_in(layer, family)} - {""}
-    more = ((child, kind), (beside, ParallelExperts), (per_layer, PerLayerBlock), (family.streams, StreamBlock))
+    more = ((child, kind), (beside, ParallelExperts), (per_layer, PerLayerBlock), (streams, StreamBlock))
     children.update(*(part.children for has_it, part in more if has_it))
     if family.ffn:
         check_children(cls.__name__, layer, children)
@@ -122,7 +123,7 @@ def build_spec(layer: Any) -> LayerSpec:
         require(not getattr(config, name, None), f"config.{name} is set")
     for name in family.needed:
         require(getattr(config, name), f"config.{name} is not set")
-    residual_scale = float(layer.residual_multiplier) if family.residual_multiplier else 1.0
+    residual_scale = float(getattr(layer, "residual_multiplier", 1.0))
     require(residual_scale == 1.0 or norms.post_ffn is None, "a residual multiplier and norms behind the blocks")
     own = read_mlp(cls.__name__, layer, hidden, family, children) if not family.ffn else None
     return LayerSpec(
@@ -135,6 +136,7 @@ def build_spec(layer: Any) -> LayerSpec:
         parallel=parallel,
         beside=beside,
         per_layer=per_layer,
+        streams=streams,
         residual_scale=residual_scale,
     )
 
@@ -144,7 +146,7 @@ def known_layers(model: nn.Module) -> list[nn.Module]:
     layers = []
     for module in model.modules():
         with contextlib.suppress(Fallback, AttributeError):
-            if class_key(base_class(type(module))) in FAMILIES:
+            if class_key(type(module)) in FAMILIES:
                 build_spec(module)
                 layers.append(module)
     return layers
