@@ -187,8 +187,6 @@ def _rope_parameters(model: GgufModel) -> dict[str, Any]:
         found["partial_rotary_factor"] = model.sizes["R"] / model.sizes["D"]
     if "rope.freq_base_swa" not in values:
         return found
-    if model.architecture.config == "Gemma3TextConfig" and values["rope.freq_base"] is None:
-        found["rope_theta"] = 1e6  # what such a model has where the file doesn't say
     base = values["rope.freq_base_swa"] or found["rope_theta"]
     return {"full_attention": found, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
 

@@ -17,7 +17,7 @@ from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.gguf import open_gguf
 from torch_foundry.io.gguf.hyperparameters import read_hyperparameters
 from torch_foundry.io.gguf.keys import elements
-from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, stored_shapes
+from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, shape_of, stored_shapes
 from torch_foundry.io.gguf.slots import Slot
 from torch_foundry.io.gguf.tower import Settings, Tower
 from torch_foundry.io.gguf.towers import TOWERS
@@ -201,7 +201,7 @@ class TowerFile:
         return found
 
     def _weight(self, source: WeightReader, slot: Slot) -> Weight:
-        shape = tuple(sum(self.sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+        shape = shape_of(slot.shape, self.sizes)
         parts = []
         for name, stored in zip(slot.tensors, stored_shapes(slot, self.sizes), strict=True):
             info = self.tensors[name]

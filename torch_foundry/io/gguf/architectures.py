@@ -14,7 +14,9 @@ from torch_foundry.io.gguf.dense import DENSE
 from torch_foundry.io.gguf.granite import GRANITES
 from torch_foundry.io.gguf.hybrids import HYBRIDS
 from torch_foundry.io.gguf.keys import (
+    BASES,
     EXPERTS,
+    FREE_SOFTCAP,
     GEMMA4_KEYS,
     GROWING_KEYS,
     LATENT_KEYS,
@@ -165,7 +167,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         GEMMA,
         config="Gemma3TextConfig",
         layer=(*SANDWICH, *QKVO, *HEAD_NORMS, *MLP),
-        own_keys=(replace(SOFTCAPS[1], default=None), WINDOW, PATTERN, replace(SWA_BASE, default=1e4)),
+        own_keys=(FREE_SOFTCAP, WINDOW, PATTERN, *BASES),
         pattern=6,
         scalar_layers=62,
     ),

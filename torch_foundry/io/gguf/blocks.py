@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_foundry.io.gguf.keys import elements
 
-PATTERN, ROTATED = "attention.sliding_window_pattern", "attention.rope_pattern"
+PATTERN, ROTATED, SHARED_KV = "attention.sliding_window_pattern", "attention.rope_pattern", "attention.shared_kv_layers"
 GROWTH, GROWTH_FROM = "attention.temperature_scale", "attention.temperature_length"
 RANK, KEY, YARN = "attention.kv_lora_rank", "attention.key_length", "rope.scaling.yarn_log_multiplier"
 _MOST = 1 << 24  # of such numbers
@@ -51,7 +51,11 @@ def layer_types(model: Any) -> list[str]:
         local = [bool((index + 1) % period) for index in range(count)]
     else:
         local = _of_each(model, PATTERN, f"every which layer sees all, or {count} truth values")
-    return [_WINDOW if here else _FULL for here in local]
+    types = [_WINDOW if here else _FULL for here in local]
+    shared = model.values.get(SHARED_KV) or 0
+    if set(types[: max(0, count - shared)]) != set(types):
+        raise model.fail("HP_RANGE", SHARED_KV, "as many as leave a block of each kind whose keys are shared", shared)
+    return types
 
 
 def rotated(model: Any) -> list[bool]:
@@ -89,10 +93,7 @@ def two_kinds(model: Any) -> Blocks:
     for name in ("expert_used_count", "expert_feed_forward_length"):
         if values["expert_count"] and values[name] is None:
             raise model.fail("HP_MISSING", name, "an integer", "none")
-    heads, shared = values["attention.head_count"], values["attention.shared_kv_layers"]
-    if shared and set(types[: max(0, count - shared)]) != set(types):
-        expected = "as many as leave a block of each kind whose keys are shared"
-        raise model.fail("HP_RANGE", "attention.shared_kv_layers", expected, shared)
+    heads, shared = values["attention.head_count"], values[SHARED_KV]
     sizes, keys = {}, of_each_block(model, "attention.head_count_kv")
     for kind, suffix in ((_WINDOW, "_swa"), (_FULL, "")):
         size = values[f"attention.key_length{suffix}"]

@@ -32,7 +32,7 @@ def elements(value: Any, count: int) -> list[Any]:
 
 REQUIRED = object()
 EPSILON = 1e-30  # of bounds that are not allowed themselves
-
+BASE = Key("rope.freq_base", "", float, 1.0, 1e18, 1e4)
 COMMON = (
     Key("context_length", "max_position_embeddings", int, 1, 1 << 27, REQUIRED),
     Key("embedding_length", "hidden_size", int, 1, 1 << 20, REQUIRED),
@@ -45,7 +45,7 @@ COMMON = (
     Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", float, EPSILON, 0.1, REQUIRED),
     Key("vocab_size", "", int, 1, 1 << 31),
     Key("rope.dimension_count", "", int, 2, 1 << 14),
-    Key("rope.freq_base", "", float, 1.0, 1e18),
+    BASE,
     Key("rope.scaling.type", "", str, 0, 0, "none"),
     Key("rope.scaling.factor", "", float, EPSILON, 1e6, 1.0),
     Key("rope.scaling.attn_factor", "", float, EPSILON, 1e6),
@@ -64,6 +64,7 @@ ROTATED_WINDOWS = (
     Key("attention.rope_pattern", "", object, 0, 0),  # which layers rotate heads
 )
 SWA_BASE = Key("rope.freq_base_swa", "", float, 1.0, 1e18)
+BASES = (replace(BASE, default=1e6), replace(SWA_BASE, default=1e4))  # of Gemma from 3 on
 EXPERTS = (
     Key("expert_count", "num_experts", int, 1, 1 << 12, REQUIRED),
     Key("expert_used_count", "num_experts_per_tok", int, 1, 1 << 12, REQUIRED),
@@ -167,9 +168,9 @@ SOFTCAPS = (
     Key("attn_logit_softcapping", "attn_logit_softcapping", float, EPSILON, 1e6, 50.0),
     Key("final_logit_softcapping", "final_logit_softcapping", float, EPSILON, 1e6, 30.0),
 )
+FREE_SOFTCAP = replace(SOFTCAPS[1], default=None)
 GEMMA4_KEYS = (
-    *(replace(SOFTCAPS[1], default=None), replace(WINDOW, low=1, default=REQUIRED), PATTERN),
-    replace(SWA_BASE, default=1e4),
+    *(FREE_SOFTCAP, replace(WINDOW, low=1, default=REQUIRED), PATTERN, *BASES),
     replace(BY_BLOCK, default=REQUIRED),
     Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),  # of each block, it may be
     *(Key(f"attention.key_length{suffix}", "", int, 2, 1 << 14, REQUIRED) for suffix in ("", "_swa")),

@@ -13,7 +13,7 @@ from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.gguf.activations import activations
 from torch_foundry.io.gguf.blocks import head_sizes, of_each_block, state_sizes, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
-from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, stored_shapes
+from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, shape_of, stored_shapes
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Sizes, Slot, experts_in_one
 from torch_foundry.io.weights import Weight, WeightReader
@@ -220,7 +220,7 @@ class GgufModel:
         return self.tensors.get(_sides(name)[0])
 
     def _weight(self, source: WeightReader, slot: Slot, names: list[str], sizes: Sizes) -> Weight:
-        shape = tuple(sum(sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+        shape = shape_of(slot.shape, sizes)
         infos = [self.tensors[name] for name in names]
         if slot.layout:
             return self._laid_out(source, infos, slot, shape, sizes)

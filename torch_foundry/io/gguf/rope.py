@@ -29,7 +29,7 @@ class RopeError(ValueError):
 def rope_parameters(values: Mapping[str, Any], factors: Mapping[str, torch.Tensor], dims: int) -> dict[str, Any]:
     """From hyperparameters, and the file's tensors of factors by name (float32 [dims / 2], by what frequencies are
     divided), for `dims` rotated dimensions of a head. RopeError says what is wrong."""
-    base = values["rope.freq_base"] or 1e4
+    base = values["rope.freq_base"]
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     for name, tensor in factors.items():
         if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
@@ -78,7 +78,7 @@ def proportional(values: Mapping[str, Any], factors: Mapping[str, torch.Tensor],
         if not turned or not bool((given[:turned] == 1).all() and (given[turned:] > STILL / 2).all()):
             raise RopeError("rope_freqs.weight", f"ones, and {STILL:g} behind them", "others")
         share = turned / len(given)
-    base = values["rope.freq_base"] or 1e6
+    base = values["rope.freq_base"]
     return {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": share}
 
 
