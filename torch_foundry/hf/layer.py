@@ -88,7 +88,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         raise Fallback("training")
     requests = kwargs.get("cache")  # of continuous batching
     mixer = plan.layer.mixer
-    known, config_reason = KNOWN, _no_reason if mixer is None else mixer.config_reason
+    known, config_reason = KNOWN, None if mixer is None else mixer.config_reason
     if requests is not None:
         if not isinstance(mixer, Attention):
             raise Fallback(f"continuous batching of {type(mixer).__name__}")
@@ -105,7 +105,8 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
     if plan.layer.streams is not None and (hidden_states.ndim != 4 or own is None):
         raise Fallback("no streams, or no embedding of the layer's own")
     x = plan.layer.seen(hidden_states)
-    if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or config_reason(plan.config):
+    reason = tensor_reason(x) or plan.watch.changed() or recording_reason()
+    if reason := reason or (config_reason and config_reason(plan.config)):
         raise Fallback(reason)
     dtype = x.dtype
     if reason := weight_reason(plan.parameters, dtype, *plan.exempt):
@@ -152,10 +153,6 @@ def mask_of(plan: LayerPlan, given: dict[str, Any]) -> Any:
     if len(masks) == 1:
         return masks[0]
     return None if all(mask is None for mask in masks) else masks
-
-
-def _no_reason(_: Any) -> None:
-    """Of a layer that no setting of attention says anything about."""
 
 
 def shared_keys(plan: LayerPlan, states: Any, x: torch.Tensor) -> SharedKeys:

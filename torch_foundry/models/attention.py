@@ -15,7 +15,7 @@ from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec, read_attention
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.layer import Mixer, mixes
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Residual
 
 
 @cache
@@ -160,10 +160,10 @@ class Attention(SoftmaxMixer):
         return self.queries > self.spec.head_dim and q.numel() <= limits.FEW_ROWS * q.shape[-1]
 
     def _in_one_launch(self, given: Normed, state: KVView, rope: Rope) -> Tensor:
-        matrices, (cos, sin) = Projections(self.qkv, self.widths), rope
+        (weights, formats, biases), (cos, sin) = self.qkv.projections(self.widths), rope
         return ops.norm_qkv(
-            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start, kind=given.kind,
-            formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
+            *given[:3], weights, cos, sin, state.k, state.v, state.start, kind=given.kind,
+            formats=formats, biases=biases, head_dim=self.spec.head_dim,
             positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention import SoftmaxMixer, head_elements, spread
 from torch_foundry.models.checks import check_children, check_head_dims, check_linear, check_norm, require
-from torch_foundry.models.family import Family
+from torch_foundry.models.family import LATENT, Family
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
@@ -93,7 +93,7 @@ def read(module: Any, family: Family) -> LatentSpec:
     return spec
 
 
-@mixes("LatentAttention")
+@mixes(LATENT)
 class LatentAttention(SoftmaxMixer):
     """Its state is what stock code caches: latents in place of keys, the shared rotated parts in place of values."""
 

@@ -108,10 +108,10 @@ def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
 class FusedLayer:
     """A decoder layer's mixer and feed-forward block; either may be None."""
 
-    __slots__ = ("block", "config", "mixer", "per_layer", "spec", "streams", "turned")
+    __slots__ = ("block", "mixer", "per_layer", "spec", "streams", "turned")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        self.spec, self.config, roles = spec, spec.config, spec.norms
+        self.spec, roles = spec, spec.norms
         self.turned: list[dict[str, Any]] = [m._parameters for m in layer.modules() if isinstance(m, Conv1D)]
         last = PerLayerBlock.norm if spec.per_layer else roles.post_ffn
 
@@ -128,7 +128,7 @@ class FusedLayer:
                 around = replace(around, buffers=self.streams.scalars)
             module = layer if mixer.kind.children else layer.get_submodule(mixer.name)
             self.mixer = mixer.kind(module, mixer.facts, around)
-        self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP | None = None
+        self.block: ExpertBlock | ParallelExperts | MLP | None = None
         self.per_layer: PerLayerBlock | None = None
         if (ffn := spec.ffn) is None:
             return
@@ -164,14 +164,15 @@ class FusedLayer:
         if self.experts is not None:
             self.experts.lay_out()
         if self.spec.family.norm_kind == "plain" and self.spec.mixer is not None:
-            for size in (self.config.hidden_size, self.spec.mixer.facts.head_dim):
+            for size in (self.spec.config.hidden_size, self.spec.mixer.facts.head_dim):
                 ones(size, dtype, device)
 
     def rope(self, tables: Mapping[Kind, Table]) -> Rope:
         """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""
         if self.mixer is None or not self.mixer.rope:
             return None, None
-        kinds = getattr(self.config, "layer_rope_theta", None) or getattr(self.config, "layer_types", None)
+        config = self.spec.config
+        kinds = getattr(config, "layer_rope_theta", None) or getattr(config, "layer_types", None)
         own = kinds[self.spec.layer_idx] if kinds else None
         return tables[own if own in tables else None]
 

@@ -29,7 +29,7 @@ class LayerPlan(Plan):
         super().__init__(state)
         module, self.spec, self.shards = local_layer(layer)
         self.layer = FusedLayer(module, self.spec)
-        self.config = self.layer.config
+        self.config = self.spec.config
         self.watch = CallGuard(layer)
         self.parameters = tuple(m._parameters for m in module.modules() if m._parameters)
         self.trained = tuple(m._parameters for m in layer.modules() if m._parameters)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_foundry import ops
@@ -17,7 +16,7 @@ from torch_foundry.kvcache.view import Rope, StateView
 from torch_foundry.models.checks import check_children, check_linear, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
+from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps, states
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
 UNBOUNDED = (0.0, math.inf)  # which step sizes are as they come
@@ -105,12 +104,7 @@ class Mamba2(RecurrentMixer):
         spec = self.spec = facts
         self.module, self.residual = module, residual
         self.groups, self.out = (LinearGroup([Linear(module.in_proj)]),), Linear(module.out_proj)
-        self.state = RecurrentSpec(
-            (
-                (CONV, (spec.channels, spec.taps), None),
-                (RECURRENT, (spec.heads, spec.head_dim, spec.state_dim), torch.float32),
-            )
-        )
+        self.state = states(spec.channels, spec.taps, spec.heads, spec.head_dim, spec.state_dim)
         self.width = spec.channels + 4 * spec.inner + spec.heads
         self.prompts_differ = spec.bounds != UNBOUNDED
 

@@ -13,7 +13,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.checks import check_children, check_linear, inert_in, is_linear, require
 from torch_foundry.models.family import Family
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 from torch_foundry.nn.activations import activation_of
 from torch_foundry.nn.linear import linear_sizes
 
@@ -96,57 +96,52 @@ def _activation(mlp: Any, layers: MLPNames) -> str:
 class MLP:
     """down(activation(up(x)))."""
 
-    __slots__ = ("activation", "curve", "down", "groups", "residual", "up")
+    __slots__ = ("curve", "down", "first", "groups", "residual", "spec")
 
     def __init__(self, mlp: Any, spec: MLPSpec, residual: Residual) -> None:
-        names, self.activation, self.residual = spec.layers, spec.activation, residual
-        self.groups, self.curve = (LinearGroup.of(mlp, *names.first),), mlp._modules[names.activation]
-        (self.up,), self.down = self.groups[0], Linear(mlp._modules[names.down])
+        self.spec, self.residual = spec, replace(residual, scale=residual.scale * spec.down_scale)
+        self.first = LinearGroup.of(mlp, *spec.layers.first)
+        self.groups, self.down = (self.first,), Linear(mlp._modules[spec.layers.down])
+        self.curve = mlp._modules.get(spec.layers.activation)
 
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
         """onto: what the result is added to, in place of x."""
-        norm = self.residual.pre
+        return self.residual.add(x if onto is None else onto, self.down, self.inner(x, gemm), gemm)
+
+    def inner(self, x: Tensor, gemm: Gemm) -> Tensor:
+        """What `down` is given."""
+        norm, (up,) = self.residual.pre, self.first
         h = x if norm is None else norm(x)
-        if self.activation == "xielu":
-            own, fixed = self.curve._parameters, self.curve._buffers
-            h = ops.xielu(gemm.product(self.up, h), own["alpha_p"], own["alpha_n"], fixed["beta"], fixed["eps"])
-        else:
-            h = gemm.product(self.up, h, activation=self.activation)
-        return self.residual.add(x if onto is None else onto, self.down, h, gemm)
+        if self.spec.activation != "xielu":
+            return gemm.product(up, h, activation=self.spec.activation)
+        own, fixed = self.curve._parameters, self.curve._buffers
+        return ops.xielu(gemm.product(up, h), own["alpha_p"], own["alpha_n"], fixed["beta"], fixed["eps"])
 
 
-class GatedMLP:
+class GatedMLP(MLP):
     """down(activation(gate(x)) * up(x))."""
 
-    __slots__ = ("activation", "cut", "down", "gate_scale", "gate_up", "groups", "inner", "residual")
+    __slots__ = ("cut",)
 
     def __init__(self, mlp: Any, spec: MLPSpec, residual: Residual) -> None:
-        names, self.activation, self.inner = spec.layers, spec.activation, spec.inner
-        self.residual = replace(residual, scale=residual.scale * spec.down_scale)
-        self.gate_up, self.gate_scale = LinearGroup.of(mlp, *names.first), spec.gate_scale  # one or two
-        self.groups, self.down = (self.gate_up,), Linear(mlp._modules[names.down])
+        super().__init__(mlp, spec, residual)
         # standard deviations above their mean, below which gates are cut off, as of a normal distribution
         share = torch.tensor(spec.sparsity, device="cpu")
         self.cut = float(torch.special.ndtri(share)) if spec.sparsity > 0 else None
 
-    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
-        """onto: what the result is added to, in place of x."""
-        return self.residual.add(x if onto is None else onto, self.down, self.gated(x, gemm), gemm)
-
-    def gated(self, x: Tensor, gemm: Gemm) -> Tensor:
-        """What `down` is given."""
-        norm = self.residual.pre
+    def inner(self, x: Tensor, gemm: Gemm) -> Tensor:
+        """See `MLP`."""
+        norm, spec, widths = self.residual.pre, self.spec, (self.spec.inner, self.spec.inner)
         if self.cut is not None:
-            gate, up = self.gate_up.behind(norm, x, (self.inner, self.inner), gemm)
-            return ops.sparse_glu(gate, up, self.cut, self.activation)
-        matrices = Projections(self.gate_up, (self.inner, self.inner))
-        alike = matrices.formats[0] == matrices.formats[1]
-        if alike and (given := self.gate_up.together(norm, x, gemm)) is not None:
-            gate, up = matrices.weights
+            gate, up = self.first.behind(norm, x, widths, gemm)
+            return ops.sparse_glu(gate, up, self.cut, spec.activation)
+        alike = len({linear.format for linear in self.first}) == 1
+        if alike and (given := self.first.together(norm, x, gemm)) is not None:
+            (gate, up), (format, _), biases = self.first.projections(widths)
             return ops.norm_glu(
-                *given[:3], gate, up, kind=given.kind, format=matrices.formats[0],
-                biases=matrices.biases, activation=self.activation, gate_scale=self.gate_scale,
+                *given[:3], gate, up, kind=given.kind, format=format,
+                biases=biases, activation=spec.activation, gate_scale=spec.gate_scale,
             )  # fmt: skip
-        gate_up = self.gate_up.products(x if norm is None else norm(x), gemm.product)
-        gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
-        return ops.glu(gate, up, self.activation, gate_scale=self.gate_scale)
+        made = self.first.products(x if norm is None else norm(x), gemm.product)
+        gate, up = made if len(made) == 2 else made[0].chunk(2, dim=-1)
+        return ops.glu(gate, up, spec.activation, gate_scale=spec.gate_scale)

@@ -15,7 +15,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.models.checks import check_children, check_linear, is_linear, require
 from torch_foundry.models.family import Experts, Family, class_key
 from torch_foundry.models.mlp import MLPS, UNGATED, GatedMLP, MLPSpec, read_mlp
-from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear, LinearGroup, Projections, Residual
+from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear, LinearGroup, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.activations import BY_TORCH, activation_of_experts
 from torch_foundry.nn.experts import NAMES, Weights, lay_out, matrices_of, names_of
@@ -59,7 +59,7 @@ def read_experts(name: str, block: Any, hidden: int, family: Family, outer: MLPS
     require(least <= LEAST_SUM, f"weights whose sum is less than {least} are divided by that")
     require(correction is None or tuple(correction.shape) == (count,), f"corrections are not of {count} experts")
     if not isinstance(experts, FoundryExperts):
-        require(class_key(type(experts)) == family.key("Experts"), f"experts is a {type(experts).__name__}")
+        require(class_key(type(experts)) == family.key(kind.suffix), f"experts is a {type(experts).__name__}")
         shapes = [tuple(matrix.shape) for matrix in matrices_of(experts)]
         inner = shapes[0][1]
         expected = [(count, inner, seen)] * (len(shapes) - 1) + [(count, seen, inner)]
@@ -204,7 +204,7 @@ class ExpertBlock:
             formats = {linear.format for linear in self.gate_up}
             if norm is not None and len(self.gate_up) == 2 and len(formats) == 1:
                 inner = ops.norm_glu(
-                    x, norm.weight, norm.eps, *Projections(self.gate_up, (0, 0)).weights,
+                    x, norm.weight, norm.eps, *(linear.weight for linear in self.gate_up),
                     kind=norm.kind, format=formats.pop(), activation=self.activation,
                 )  # fmt: skip
             else:

@@ -92,7 +92,7 @@ class ParallelExperts:
         require(residual.post is not None, "no norm behind the blocks")
         count, hidden = len(matrices_of(experts)[0]), int(layer.hidden_size)
         require(count <= limits.MAX_EXPERTS, f"{count} experts")
-        require(activation_of_experts(experts) == mlp.activation, "two activations")
+        require(activation_of_experts(experts) == mlp.spec.activation, "two activations")
         for name in self.norms:
             check_norm(name, getattr(layer, name), family, hidden)
         first, second, self.pre = (Norm(getattr(layer, name)) for name in self.norms)
@@ -115,7 +115,7 @@ class ParallelExperts:
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
         """x [B, L, hidden]. onto: what the result is added to, in place of x."""
         first, second = self.posts
-        dense = first(gemm.product(self.mlp.down, self.mlp.gated(x, gemm)))
+        dense = first(gemm.product(self.mlp.down, self.mlp.inner(x, gemm)))
         both = second(self._routed(x.view(-1, x.shape[-1]), gemm).view(x.shape), dense)
         assert self.residual.post is not None
         return self.residual.post(both, x if onto is None else onto, self.residual.scalar)
@@ -123,7 +123,7 @@ class ParallelExperts:
     def _routed(self, x: Tensor, gemm: Gemm) -> Tensor:
         self.router.prepare()
         ids, routing = self.router(x, gemm)
-        weights, pre = Weights.of(self.experts, self.mlp.activation), self.pre
+        weights, pre = Weights.of(self.experts, self.mlp.spec.activation), self.pre
         if len(x) <= gemm.expert_tokens and weights.together:
             return weights.gemv(x, ids, routing, norm_weight=pre.weight, eps=pre.eps, kind=pre.kind)
         h, experts = pre(x), self.experts

@@ -11,7 +11,6 @@ sum (a bias, a shared expert) is added by the first alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +61,9 @@ def local_layer(layer: nn.Module) -> tuple[nn.Module, LayerSpec, Shards]:
     return view, spec, Shards(reason, tuple(origins), view)
 
 
-def sharding_of(module: nn.Module) -> str | None:
+def sharding_of(module: Any) -> str | None:
     """That parameters of `module` are split over processes, in words; None: they are not."""
-    counts = [parameter.device_mesh.size() for parameter in _parameters(module) if _is_dtensor(parameter)]
+    counts = [parameter.device_mesh.size() for parameter in module.parameters() if _is_dtensor(parameter)]
     return f"weights are sharded over {max(counts)} processes" if counts else None
 
 
@@ -96,12 +95,12 @@ class ShardedRows:
             out.mul_(scale)
 
 
-def share_random_numbers(model: nn.Module) -> None:
+def share_random_numbers(model: Any) -> None:
     """Let torch's default generators go on, in all processes that share `model`, as they would in the first: processes
     that drew other tokens would add up parts of different texts. Does nothing if nothing is split."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    mesh: Any = next((parameter.device_mesh for parameter in _parameters(model) if _is_dtensor(parameter)), None)
+    mesh: Any = next((parameter.device_mesh for parameter in model.parameters() if _is_dtensor(parameter)), None)
     if mesh is None:
         return
     for generator in (torch.random, torch.get_device_module(mesh.device_type)):
@@ -109,10 +108,6 @@ def share_random_numbers(model: nn.Module) -> None:
             state = generator.get_rng_state().to(mesh.device_type)
             torch.distributed.broadcast(state, group=mesh.get_group(), group_src=0)
             generator.set_rng_state(state.cpu())
-
-
-def _parameters(module: nn.Module) -> Iterator[Any]:
-    yield from module.parameters()
 
 
 def _is_dtensor(parameter: Any) -> bool:
@@ -132,7 +127,7 @@ def _is_installed(forward: Any) -> bool:
     return getattr(forward, "__module__", None) == INSTALLED
 
 
-def _view(name: str, module: nn.Module, origins: list[Origin]) -> nn.Module:
+def _view(name: str, module: Any, origins: list[Origin]) -> nn.Module:
     """A copy of `module`, called `name`, and of what is split inside, with plain tensors."""
     own: nn.Module = object.__new__(type(module))
     own.__dict__.update(module.__dict__)
@@ -145,7 +140,7 @@ def _view(name: str, module: nn.Module, origins: list[Origin]) -> nn.Module:
     local = {parameter: _local(value) for parameter, value in module._parameters.items()}
     own.__dict__.update({"_parameters": local, "_modules": children, "whole": module})
     origins += [(module._parameters, key, value, _memory(value)) for key, value in module._parameters.items()]
-    meshes = [parameter.device_mesh for parameter in _parameters(module) if _is_dtensor(parameter)]
+    meshes = [parameter.device_mesh for parameter in module.parameters() if _is_dtensor(parameter)]
     if meshes:
         require(all(mesh.ndim == 1 and mesh == meshes[0] for mesh in meshes), "in several dimensions")
         own.__dict__["processes"] = meshes[0].size()
