@@ -250,6 +250,11 @@ GRANITE: dict[str, Any] = {
     "decoder": Decoder(multiplier="embedding_multiplier"),
     "head": Head(divisor="logits_scaling"),
 }
+HUNYUAN: dict[str, Any] = {
+    "qk_norm": "head",
+    "head_norms": ("query_layernorm", "key_layernorm"),
+    "rotate_first": True,
+}
 LFM2: dict[str, Any] = {
     "norms": NormRoles(pre_attn="operator_norm", pre_ffn="ffn_norm"),
     "qk_norm": "head",

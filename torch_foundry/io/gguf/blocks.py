@@ -131,7 +131,7 @@ def two_kinds(model: Any) -> Blocks:
         "use_double_wide_mlp": wide,
         "enable_moe_block": bool(values["expert_count"]),
     }
-    if rows := model.rows("per_layer_token_embd.weight"):
+    if rows := model.container.rows("per_layer_token_embd.weight"):
         fields["vocab_size_per_layer_input"] = rows
     return Blocks(blocks, fields, {"R": sizes[_FULL][0]})
 

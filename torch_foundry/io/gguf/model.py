@@ -81,7 +81,7 @@ class GgufModel:
         elif "ssm.inner_size" in values:
             sizes |= self._state_sizes()
         if (inputs := values.get("embedding_length_per_layer_input")) is not None:
-            sizes |= {"P": inputs, "J": inputs * self.layers, "Y": self.rows("per_layer_token_embd.weight")}
+            sizes |= {"P": inputs, "J": inputs * self.layers, "Y": self.container.rows("per_layer_token_embd.weight")}
         return sizes | {"V": self._vocabulary(hidden)}
 
     def _expert_sizes(self) -> dict[str, int]:
@@ -253,10 +253,6 @@ class GgufModel:
             return loaded
 
         return replace(weight, load=load, load_as=load)
-
-    def rows(self, name: str) -> int:
-        """Of a tensor; 0: there is none."""
-        return self.tensors[name].shape[0] if name in self.tensors and self.tensors[name].shape else 0
 
     def _rope(self) -> dict[str, Any]:
         """`rope_parameters`, from keys and from tensors that are no parameters."""

@@ -21,7 +21,7 @@ def streams(model: Any) -> Blocks:
     In `model.values` remains one feed-forward length. LoadError HP_RANGE, HP_TYPE.
     """
     values, count, types = model.values, model.layers, layer_types(model)
-    inner, rank = of_each_block(model, "feed_forward_length"), model.rows("blk.0.laurel_l.weight")
+    inner, rank = of_each_block(model, "feed_forward_length"), model.container.rows("blk.0.laurel_l.weight")
     if not min(inner):
         raise model.fail("HP_RANGE", "feed_forward_length", "more than 0 in each block", str(inner)[:80])
     values["feed_forward_length"] = inner[0]
@@ -32,7 +32,7 @@ def streams(model: Any) -> Blocks:
         "layer_types": types,
         "intermediate_size": inner,
         "laurel_rank": rank,
-        "vocab_size_per_layer_input": model.rows("per_layer_token_embd.weight"),
+        "vocab_size_per_layer_input": model.container.rows("per_layer_token_embd.weight"),
         "activation_sparsity_pattern": _shares(model, count),
     }
     return Blocks(blocks, fields, {"4": STREAMS, "3": STREAMS - 1, "16": STREAMS**2})

@@ -13,7 +13,7 @@ import torch
 
 from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
-from torch_foundry.io.container import TensorInfo
+from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.activations import said_of_activations
 from torch_foundry.io.gguf.architecture import Architecture
@@ -209,9 +209,8 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
 def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], architecture: Architecture) -> None:
     """Whether the file will describe this model: our own reading of it is compared with the config."""
     infos = {n: TensorInfo(n, t.shape, t.format, Path(), 0, t.nbytes) for n, t in tensors.items()}
-    container: Any = _Written(metadata, infos, tensors)
     try:
-        read = make_config(GgufModel(container)).to_dict()
+        read = make_config(GgufModel(_Written(metadata, infos, tensors))).to_dict()
     except LoadError as error:
         raise ValueError(f"a GGUF file can't say this: {error}") from None
     settings = config.to_dict()
@@ -228,8 +227,8 @@ def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], ar
             raise ValueError(f"config.{key}: GGUF can't say {value!r}; a file would mean {read.get(key)!r}")
 
 
-class _Written:
-    """A container of what is to be written."""
+class _Written(Container):
+    """What is to be written."""
 
     path = Path("GGUF")
 
