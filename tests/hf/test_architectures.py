@@ -146,10 +146,8 @@ def test_spec_reads_what_differs_between_layers() -> None:
     assert build_spec(build("gemma2").model.layers[0]).mixer.facts.softcap == 50.0
     assert [build_spec(layer).mixer.facts.rope for layer in build("smollm3").model.layers] == [True, False]
     assert build_spec(build("granite").model.layers[0]).residual_scale == 0.4
-    assert [isinstance(build_spec(layer).ffn, ExpertsSpec) for layer in build("qwen2_moe").model.layers] == [
-        True,
-        False,
-    ]
+    blocks = [build_spec(layer).ffn for layer in build("qwen2_moe").model.layers]
+    assert [isinstance(block, ExpertsSpec) for block in blocks] == [True, False]
 
 
 def test_norms_of_queries_and_keys_that_differ_are_refused() -> None:

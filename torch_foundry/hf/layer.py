@@ -128,7 +128,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         assert isinstance(mixer, Attention)
         if mixer.source is not None or mixer.hands_on:
             raise Fallback("continuous batching of keys that layers share")
-        pages = continuous_batching.Continuous(mixer.spec, kwargs)
+        pages = continuous_batching.Continuous(plan.spec.layer_idx, mixer.spec, kwargs)
         pages.check(x, mask)
         return pages
     if mixer.source is not None:

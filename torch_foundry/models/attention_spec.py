@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch_foundry.models.checks import (
-    check_children,
-    check_head_dims,
-    check_linear,
-    check_norm,
-    check_plain_norm,
-    inert_in,
-    named,
-    require,
-)
+from torch_foundry.models.checks import check_children, check_heads, check_linear, check_norm, inert_in, named, require
 from torch_foundry.models.family import Family
 from torch_foundry.models.guards import epsilon
 
@@ -26,7 +17,6 @@ class AttentionSpec:
     """Facts about one layer's attention."""
 
     family: Family
-    layer_idx: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
@@ -75,7 +65,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     require(heads % processes == 0, f"{heads} heads")
     n_heads = heads // processes
     n_kv_heads = n_heads // groups
-    check_head_dims(head_dim=head_dim)
+    check_heads(head_dim=head_dim)
     require(n_heads == n_kv_heads * groups, "heads are not grouped evenly")
     require(attn.is_causal is True, "attention is not causal")
 
@@ -108,12 +98,11 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         check_norm(name, getattr(attn, name), family, normed_heads * head_dim)
     require(len({epsilon(getattr(attn, name)) for name in qk_norms}) < 2, "norms of queries and keys differ")
     if v_norms:
-        check_plain_norm("v_norm", attn.v_norm, family)
+        check_norm("v_norm", attn.v_norm, family, 0)
         require(attn.v_norm.eps == attn.q_norm.eps, "norms of queries and values differ")
     window = _window(attn, family)
     return AttentionSpec(
         family=family,
-        layer_idx=int(named(attn, "layer_idx", "layer_id")),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,

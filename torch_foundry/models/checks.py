@@ -39,20 +39,15 @@ def check_children(name: str, module: nn.Module, expected: set[str]) -> None:
 
 
 def check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
-    """Raise Fallback unless `module` is a norm of the family, of `size` elements."""
-    require(norm_kind(module) == family.norm_kind, f"{name} is a {type(module).__name__}")
+    """Raise Fallback unless `module` is a norm of the family, of `size` elements; 0: without a weight."""
+    kind = norm_kind(module) if size else NORMS.get(class_key(type(module)))
+    require(kind == family.norm_kind, f"{name} is a {type(module).__name__}")
     shapes = {tuple(parameter.shape) for parameter in module.parameters()}
     shapes |= {tuple(getattr(module, "normalized_shape", (size,)))}
     require(shapes == {(size,)}, f"{name} has no weight of {size} elements")
 
 
-def check_plain_norm(name: str, module: Any, family: Family) -> None:
-    """Raise Fallback unless `module` is a norm of the family's kind without a weight."""
-    known = NORMS.get(class_key(type(module))) == family.norm_kind
-    require(known and not module._parameters, f"{name} is not a norm without a weight")
-
-
-def check_head_dims(**sizes: int) -> None:
+def check_heads(**sizes: int) -> None:
     """Raise Fallback unless kernels have heads of these sizes."""
     known = limits.HEAD_DIMS
     for name, size in sizes.items():

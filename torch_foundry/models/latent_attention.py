@@ -19,7 +19,7 @@ from torch_foundry import ops
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention import SoftmaxMixer, head_elements, spread
-from torch_foundry.models.checks import check_children, check_head_dims, check_linear, check_norm, require
+from torch_foundry.models.checks import check_children, check_heads, check_linear, check_norm, require
 from torch_foundry.models.family import LATENT, Family
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.watch import version_of
@@ -66,7 +66,7 @@ def read(module: Any, family: Family) -> LatentSpec:
         rope=bool(family.decoder.rotary),
         gate=family.gate,
     )
-    check_head_dims(**{name: getattr(spec, name) for name in ("rope_dim", "rank", "query_dim", "value_dim")})
+    check_heads(**{name: getattr(spec, name) for name in ("rope_dim", "rank", "query_dim", "value_dim")})
     require(spec.plain_dim % spec.rope_dim == 0, f"of {spec.query_dim} elements of a head {spec.rope_dim} rotate")
     require(module.is_causal is True, "attention is not causal")
 

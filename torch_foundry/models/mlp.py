@@ -60,7 +60,7 @@ class MLPSpec:
     inner: int  # outputs of gate and of up
     gate_scale: float  # of gates, before the activation
     down_scale: float  # of the result
-    sparsity: float  # share of gates that are cut off
+    cut: float | None  # standard deviations above their mean, below which gates are cut off
 
 
 def read_mlp(name: str, mlp: Any, hidden: int, family: Family, beside: Collection[str] = ()) -> MLPSpec:
@@ -76,8 +76,9 @@ def read_mlp(name: str, mlp: Any, hidden: int, family: Family, beside: Collectio
     check_linear(layers.down, down, inner, hidden)
     scales = (float(mlp.gate_multiplier), float(mlp.down_multiplier)) if family.multipliers else (1.0, 1.0)
     require(layers.gated or not family.multipliers, "multipliers of a block without a gate")
-    sparsity = float(getattr(mlp, "activation_sparsity", 0.0))
-    return MLPSpec(name, layers, _activation(mlp, layers), inner, *scales, sparsity)
+    share = torch.tensor(float(getattr(mlp, "activation_sparsity", 0.0)), device="cpu")  # of a normal distribution
+    cut = float(torch.special.ndtri(share)) if share > 0 else None
+    return MLPSpec(name, layers, _activation(mlp, layers), inner, *scales, cut)
 
 
 def _activation(mlp: Any, layers: MLPNames) -> str:
@@ -121,20 +122,14 @@ class MLP:
 class GatedMLP(MLP):
     """down(activation(gate(x)) * up(x))."""
 
-    __slots__ = ("cut",)
-
-    def __init__(self, mlp: Any, spec: MLPSpec, residual: Residual) -> None:
-        super().__init__(mlp, spec, residual)
-        # standard deviations above their mean, below which gates are cut off, as of a normal distribution
-        share = torch.tensor(spec.sparsity, device="cpu")
-        self.cut = float(torch.special.ndtri(share)) if spec.sparsity > 0 else None
+    __slots__ = ()
 
     def inner(self, x: Tensor, gemm: Gemm) -> Tensor:
         """See `MLP`."""
         norm, spec, widths = self.residual.pre, self.spec, (self.spec.inner, self.spec.inner)
-        if self.cut is not None:
+        if spec.cut is not None:
             gate, up = self.first.behind(norm, x, widths, gemm)
-            return ops.sparse_glu(gate, up, self.cut, spec.activation)
+            return ops.sparse_glu(gate, up, spec.cut, spec.activation)
         alike = len({linear.format for linear in self.first}) == 1
         if alike and (given := self.first.together(norm, x, gemm)) is not None:
             (gate, up), (format, _), biases = self.first.projections(widths)

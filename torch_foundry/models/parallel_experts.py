@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.models.checks import check_children, check_linear, check_norm, check_plain_norm, require
+from torch_foundry.models.checks import check_children, check_linear, check_norm, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.mlp import GatedMLP
 from torch_foundry.models.swap import base_class
@@ -31,7 +31,7 @@ class Router:
 
     def __init__(self, router: Any, family: Family, hidden: int, experts: int) -> None:
         check_children("router", router, {"norm", "proj"})
-        check_plain_norm("router.norm", router.norm, family)
+        check_norm("router.norm", router.norm, family, 0)
         require(base_class(type(router.proj)) is torch.nn.Linear, "the router is packed")
         check_linear("router.proj", router.proj, hidden, experts)
         require(router.proj.bias is None, "the router has a bias")

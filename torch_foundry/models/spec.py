@@ -146,7 +146,6 @@ def known_layers(model: nn.Module) -> list[nn.Module]:
     layers = []
     for module in model.modules():
         with contextlib.suppress(Fallback, AttributeError):
-            if class_key(type(module)) in FAMILIES:
-                build_spec(module)
-                layers.append(module)
+            build_spec(module)
+            layers.append(module)
     return layers
