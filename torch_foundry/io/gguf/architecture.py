@@ -28,9 +28,9 @@ class Architecture:
     config that has the feed-forward length of an expert. rope: what rope parameters of a type have besides what files
     say. variants: key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the
     size of a value head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model.
-    outer: tensors beside those of blocks. blocks: what reads of a GgufModel what blocks have of
-    their own. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
-    rotated: whether heads are. xielu: the activation function is xIELU, whose numbers are metadata.
+    outer: tensors beside those of blocks. blocks: reads what blocks of a file have of their own. alone: types in the
+    config of blocks that are a state space, attention or a feed-forward block alone. rotated: whether heads are. xielu:
+    the activation function is xIELU, whose numbers are metadata.
     block: what the names of a block's parameters begin with.
     """
 

@@ -21,6 +21,7 @@ from torch_foundry.io.gguf.keys import (
     GROWING_KEYS,
     LATENT_KEYS,
     LOCAL_EXPERTS,
+    NORMALIZED,
     PATTERN,
     ROUTED_EXPERTS,
     SCALED_QUERIES,
@@ -88,7 +89,7 @@ QWEN3 = Architecture("Qwen3Config", (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MLP), opti
 QWEN3MOE = Architecture(
     "Qwen3MoeConfig",
     (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MOE),
-    (*EXPERTS, Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, True)),
+    (*EXPERTS, replace(NORMALIZED, default=True)),
     options={"attention_bias": QKVO_BIAS},
 )
 
@@ -132,11 +133,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture(
         "Qwen2MoeConfig",
         (*PRE_NORMS, *QKVO, *MOE, *SHARED_EXPERT),
-        (
-            *EXPERTS,
-            SHARED,
-            Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False),
-        ),
+        (*EXPERTS, SHARED, NORMALIZED),
         options={"qkv_bias": QKV_BIAS},
     ),
     "qwen3": QWEN3,
@@ -213,7 +210,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(
         "OlmoeConfig",
         (*PRE_NORMS, *QKVO, *FULL_NORMS, *MOE),
-        (*EXPERTS, Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False)),
+        (*EXPERTS, NORMALIZED),
         expert_size="intermediate_size",
     ),
     "seed_oss": Architecture(

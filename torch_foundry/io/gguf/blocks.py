@@ -206,8 +206,16 @@ def latent(model: Any) -> Blocks:
     return Blocks([letters if keys else of_state for keys in kinds], fields | {"linear_num_heads": heads})
 
 
-def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
-    """The inverse: hyperparameters by their keys. joined: keys and values are made by one tensor."""
+def said_of_blocks(config: Any, architecture: Any, joined: bool) -> dict[str, Any]:
+    """The inverse: hyperparameters by their keys. joined: keys and values of latents are made by one tensor."""
+    if architecture.blocks is latent:
+        return _said_of_latent(config, joined)
+    if architecture.blocks is alone:
+        return _said_of_alone(config, architecture)
+    return said_of_two_kinds(config) if architecture.blocks is two_kinds else {}
+
+
+def _said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
     rank, rotated, value = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
     key = config.qk_nope_head_dim + rotated
     dense = {}
@@ -229,8 +237,7 @@ def leading_dense(config: Any, field: str = "first_k_dense_replace") -> int:
     return int(getattr(config, field, kinds.index("sparse")))
 
 
-def said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
-    """The inverse: hyperparameters by their keys."""
+def _said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
     _, attention, feed_forward = architecture.alone
     width = getattr(config, architecture.expert_size if feed_forward == "moe" else "intermediate_size")
     return {
@@ -246,7 +253,7 @@ def head_dim(config: Any) -> int:
 
 
 def said_of_two_kinds(config: Any) -> dict[str, Any]:
-    """The inverse: hyperparameters by their keys."""
+    """Of `two_kinds`: hyperparameters by their keys."""
     layers = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
     full = layers[config.layer_types.index(_FULL)].head_dim
     first = config.num_hidden_layers - config.num_kv_shared_layers

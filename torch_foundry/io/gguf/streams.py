@@ -9,7 +9,7 @@ from typing import Any
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.blocks import SHARED_KV, Blocks, layer_types, of_each_block
 from torch_foundry.io.gguf.keys import BASE, BASES, PATTERN, REQUIRED, SOFTCAPS, WINDOW, Key, elements
-from torch_foundry.io.gguf.slots import GEMMA4_OUTER, HEAD_NORMS, MLP, QKVO, SANDWICH, Slot
+from torch_foundry.io.gguf.slots import GEMMA4_OUTER, HEAD_NORMS, MLP, PER_LAYER, QKVO, SANDWICH, Slot
 
 STREAMS = 4
 SPARSITY = "activation_sparsity_scale"
@@ -60,9 +60,7 @@ GEMMA3N = Architecture(
         Slot("laurel_l.weight", "laurel.linear_left.weight", "L H"),
         Slot("laurel_r.weight", "laurel.linear_right.weight", "H L"),
         Slot("laurel_post_norm.weight", "laurel.post_laurel_norm.weight", "H"),
-        Slot("inp_gate.weight", "per_layer_input_gate.weight", "P H"),
-        Slot("proj.weight", "per_layer_projection.weight", "H P"),
-        Slot("post_norm.weight", "post_per_layer_input_norm.weight", "H"),
+        *PER_LAYER,
     ),
     (
         *(SOFTCAPS[1], replace(WINDOW, low=1, default=REQUIRED), PATTERN, replace(BASE, default=REQUIRED), BASES[1]),
@@ -77,7 +75,7 @@ GEMMA3N = Architecture(
     pattern=5,
     blocks=streams,
     outer=(
-        *(replace(slot, needs="") for slot in GEMMA4_OUTER),
+        *GEMMA4_OUTER,
         *(
             Slot(
                 f"altup_{short}.weight", f"model.altup_{name}.{index}.weight", "H H", False, f"matrix {index}", "3 H H"

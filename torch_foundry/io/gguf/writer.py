@@ -18,17 +18,7 @@ from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.activations import said_of_activations
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import (
-    ROTATED,
-    alone,
-    head_dim,
-    latent,
-    leading_dense,
-    said_of_alone,
-    said_of_latent,
-    said_of_two_kinds,
-    two_kinds,
-)
+from torch_foundry.io.gguf.blocks import ROTATED, head_dim, latent, leading_dense, said_of_blocks
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, OUTPUT, Slot
@@ -196,14 +186,11 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if ROTATED in names:
         values[ROTATED] = [bool(theta) for theta in config.layer_rope_theta]
-    if architecture.blocks is latent:
-        values |= said_of_latent(config, any(name.endswith(".attn_kv_b.weight") for name in tensors))
+    values |= said_of_blocks(config, architecture, any(name.endswith(".attn_kv_b.weight") for name in tensors))
     if architecture.recurrent and "full_attention_interval" not in names:
         kv_heads = values["attention.head_count_kv"]
         values["attention.head_count_kv"] = [kv_heads * (kind == "full_attention") for kind in config.layer_types]
-    if architecture.blocks is alone:
-        values |= said_of_alone(config, architecture)
-    return values | (said_of_two_kinds(config) if architecture.blocks is two_kinds else {})
+    return values
 
 
 def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], architecture: Architecture) -> None:
