@@ -51,8 +51,7 @@ def check_heads(**sizes: int) -> None:
     """Raise Fallback unless kernels have heads of these sizes."""
     known = limits.HEAD_DIMS
     for name, size in sizes.items():
-        wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
-        require(size in known, f"{name} {size} is not {wanted}")
+        require(size in known, f"{name} {size} is not a multiple of {known.step} from {known[0]} to {known[-1]}")
 
 
 def inert_in(module: nn.Module, family: Family) -> list[str]:

@@ -64,8 +64,7 @@ def read_experts(name: str, block: Any, hidden: int, family: Family, outer: MLPS
         inner = shapes[0][1]
         expected = [(count, inner, seen)] * (len(shapes) - 1) + [(count, seen, inner)]
         require(shapes == expected, f"experts have the shapes {shapes}")
-        spread = getattr(experts, "_is_expert_parallel", False)
-        require(not spread, "experts are spread over several processes")
+        require(not getattr(experts, "_is_expert_parallel", False), "experts are spread over several processes")
     activation = activation_of_experts(experts)
     if activation is None:
         raise Fallback(f"activation of {type(experts).__name__}")
