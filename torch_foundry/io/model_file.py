@@ -12,7 +12,7 @@ import transformers
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.gguf import open_gguf
-from torch_foundry.io.gguf.blocks import ROTATED, latent, layer_types, rotated
+from torch_foundry.io.gguf.blocks import ROTATED, layer_types, rotated
 from torch_foundry.io.gguf.hyperparameters import shortest
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.slots import OUTPUT
@@ -178,7 +178,7 @@ def _rope_parameters(model: GgufModel) -> dict[str, Any]:
     found, values = dict(model.rope), model.values
     found |= model.architecture.rope.get(found["rope_type"], {})
     # files say what is the same for both, and a tenth
-    if model.architecture.blocks is latent and "mscale_all_dim" in found:
+    if model.architecture.blocks == "latent" and "mscale_all_dim" in found:
         found["mscale"] = found["mscale_all_dim"] = shortest(found["mscale_all_dim"] * 10)
     if (sections := values.get("rope.dimension_sections")) is not None:
         listed = _sections(model, sections)

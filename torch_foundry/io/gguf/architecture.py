@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_foundry.io.gguf.blocks import Blocks, alike
 from torch_foundry.io.gguf.keys import COMMON, Key
 from torch_foundry.io.gguf.slots import EMBEDDING, MODEL_LAYER, NORM, Slot
 
@@ -28,7 +27,7 @@ class Architecture:
     config that has the feed-forward length of an expert. rope: what rope parameters of a type have besides what files
     say. variants: key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the
     size of a value head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model.
-    outer: tensors beside those of blocks. blocks: reads what blocks of a file have of their own. alone: types in the
+    outer: tensors beside those of blocks. blocks: what they have of their own, in `model.BLOCKS`. alone: types in the
     config of blocks that are a state space, attention or a feed-forward block alone. rotated: whether heads are. xielu:
     the activation function is xIELU, whose numbers are metadata.
     block: what the names of a block's parameters begin with.
@@ -54,7 +53,7 @@ class Architecture:
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
     outer: tuple[Slot, ...] = ()
-    blocks: Callable[[Any], Blocks] = alike
+    blocks: str = "alike"
     alone: tuple[str, ...] = ()
     xielu: bool = False
     rotated: bool = True

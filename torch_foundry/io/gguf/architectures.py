@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import latent, two_kinds
 from torch_foundry.io.gguf.dense import DENSE
 from torch_foundry.io.gguf.granite import GRANITES
 from torch_foundry.io.gguf.hybrids import HYBRIDS
@@ -98,7 +97,7 @@ DEEPSEEK2 = Architecture(
     (*LATENT, *(slot for slot in DEEPSEEK_MOE if not slot.tensor.endswith("bias"))),
     (*LATENT_KEYS, *SOFTMAX_EXPERTS),
     leading=MLP,
-    blocks=latent,
+    blocks="latent",
     unused=frozenset({"n_group", "norm_topk_prob", "topk_group"}),  # None of greedy routing
 )
 YOUTU = replace(
@@ -168,7 +167,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pattern=6,
         scalar_layers=62,
     ),
-    "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, blocks=two_kinds),
+    "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, blocks="two_kinds"),
     "gemma3n": GEMMA3N,
     "mistral3": replace(
         MISTRAL,

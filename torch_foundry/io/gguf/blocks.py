@@ -208,11 +208,11 @@ def latent(model: Any) -> Blocks:
 
 def said_of_blocks(config: Any, architecture: Any, joined: bool) -> dict[str, Any]:
     """The inverse: hyperparameters by their keys. joined: keys and values of latents are made by one tensor."""
-    if architecture.blocks is latent:
+    if architecture.blocks == "latent":
         return _said_of_latent(config, joined)
-    if architecture.blocks is alone:
+    if architecture.blocks == "alone":
         return _said_of_alone(config, architecture)
-    return said_of_two_kinds(config) if architecture.blocks is two_kinds else {}
+    return said_of_two_kinds(config) if architecture.blocks == "two_kinds" else {}
 
 
 def _said_of_latent(config: Any, joined: bool) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import alone, latent
 from torch_foundry.io.gguf.keys import (
     CONV_KEYS,
     CONV_MOE_KEYS,
@@ -79,7 +78,7 @@ NEMOTRON = Architecture(
     embedding=NEMOTRON_H_EMBEDDING,
     norm=NEMOTRON_H_NORM,
     value_size="mamba_head_dim",
-    blocks=alone,
+    blocks="alone",
     alone=(*MAMBA, "mlp"),
     rotated=False,
     unused=UNSAID
@@ -116,7 +115,7 @@ HYBRIDS: dict[str, Architecture] = {
         (*LATENT, *DEEPSEEK_MOE),
         KIMI_LINEAR_KEYS,
         leading=MLP,
-        blocks=latent,
+        blocks="latent",
         rotated=False,
         recurrent=KIMI_DELTA,
     ),

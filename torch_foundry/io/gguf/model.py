@@ -11,12 +11,16 @@ import torch
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.gguf.activations import activations
-from torch_foundry.io.gguf.blocks import head_sizes, of_each_block, state_sizes, two_kinds
+from torch_foundry.io.gguf.blocks import alike, alone, head_sizes, latent, of_each_block, state_sizes, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
 from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, shape_of, stored_shapes
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Sizes, Slot, experts_in_one
+from torch_foundry.io.gguf.streams import streams
 from torch_foundry.io.weights import Weight, WeightReader
+
+# What reads of blocks what they have of their own, by `Architecture.blocks`.
+BLOCKS = {"alike": alike, "two_kinds": two_kinds, "latent": latent, "alone": alone, "streams": streams}
 
 
 class GgufModel:
@@ -38,7 +42,7 @@ class GgufModel:
         self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
         if self.layers < 1:
             raise self.fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
-        self.blocks = self.architecture.blocks(self)
+        self.blocks = BLOCKS[self.architecture.blocks](self)
         self._kv_heads = self._heads_of_blocks()
         self.sizes = self._sizes() | self.blocks.common
         found = self._found()
@@ -265,7 +269,7 @@ class GgufModel:
                 raise self.fail("TENSOR_TYPE", name, "f32", info.format)
             factors[name] = self.container.read(name)
         try:
-            kind = proportional if self.architecture.blocks is two_kinds else rope_parameters
+            kind = proportional if self.architecture.blocks == "two_kinds" else rope_parameters
             return kind(self.values, factors, self.sizes["R"])
         except RopeError as error:
             code = "TENSOR_MISSING" if error.key not in self.tensors and error.key.endswith("weight") else "HP_RANGE"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import head_dim, latent, said_of_two_kinds, two_kinds
+from torch_foundry.io.gguf.blocks import head_dim, said_of_two_kinds
 from torch_foundry.io.gguf.hyperparameters import shortest
 
 LLAMA3_CONTEXT = 8192  # that all models of this kind were trained with at first; files don't say
@@ -161,8 +161,8 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
         if found["sliding_attention"].get("rope_type", "default") != "default":
             raise ValueError("rope_parameters: GGUF can't say a scaling of the layers with a sliding window")
         found = dict(found["full_attention"])
-    of_latent = architecture.blocks is latent
-    head = said_of_two_kinds(config)["attention.key_length"] if architecture.blocks is two_kinds else head
+    of_latent = architecture.blocks == "latent"
+    head = said_of_two_kinds(config)["attention.key_length"] if architecture.blocks == "two_kinds" else head
     head = config.qk_rope_head_dim if of_latent else head
     dims = int(head * found.get("partial_rotary_factor", 1.0)) if architecture.partial_rope else head
     base = float(found["rope_theta"])
@@ -185,7 +185,7 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
             values["attention.temperature_length"] = original if of_latent else None
         multiplier = found.get("mscale_all_dim")
         values["rope.scaling.yarn_log_multiplier"] = multiplier and multiplier * (0.1 if of_latent else 1)
-    elif kind == "proportional" and architecture.blocks is two_kinds and found.get("factor", 1.0) == 1.0:
+    elif kind == "proportional" and architecture.blocks == "two_kinds" and found.get("factor", 1.0) == 1.0:
         turned = int(dims * found.get("partial_rotary_factor", 1.0) // 2)
         factors["rope_freqs.weight"] = torch.tensor([1.0] * turned + [STILL] * (dims // 2 - turned))
     elif kind == "llama3":

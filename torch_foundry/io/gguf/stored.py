@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_foundry import quant
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import head_dim, head_sizes, latent, state_sizes
+from torch_foundry.io.gguf.blocks import head_dim, head_sizes, state_sizes
 from torch_foundry.io.gguf.layouts import LAYOUTS, take_apart
 from torch_foundry.io.gguf.slots import EMBEDDING, Slot
 from torch_foundry.io.weights import side_by_side
@@ -162,7 +162,7 @@ def sizes_of(config: Any, architecture: Architecture) -> dict[str, int]:
     """What layouts and stored shapes need of the sizes that `GgufModel` has, of a config."""
     heads, fields = config.num_attention_heads, {key.name: key.field for key in architecture.keys}
     sizes = head_sizes(heads, config.to_dict().get("num_key_value_heads") or heads, head_dim(config))
-    if architecture.blocks is latent:
+    if architecture.blocks == "latent":
         sizes |= {"N": config.qk_nope_head_dim, "U": config.v_head_dim}
     if "kda.head_dim" in fields:
         return sizes | {"B": config.linear_num_heads}

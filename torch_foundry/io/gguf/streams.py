@@ -73,7 +73,7 @@ GEMMA3N = Architecture(
     ),
     tied=True,
     pattern=5,
-    blocks=streams,
+    blocks="streams",
     outer=(
         *GEMMA4_OUTER,
         *(

@@ -18,12 +18,11 @@ from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.activations import said_of_activations
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import ROTATED, head_dim, latent, leading_dense, said_of_blocks
+from torch_foundry.io.gguf.blocks import ROTATED, head_dim, leading_dense, said_of_blocks
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, OUTPUT, Slot
 from torch_foundry.io.gguf.stored import Tensor, find, sizes_of, tensors_of
-from torch_foundry.io.gguf.streams import streams
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
 
@@ -116,7 +115,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _architecture(config: Any) -> tuple[str, Architecture]:
     wanted, known = type(config).__name__, dict[str, list[tuple[str, Architecture]]]()
     for name, architecture in ARCHITECTURES.items():
-        for each in (architecture, *architecture.variants.values()) if architecture.blocks is not streams else ():
+        for each in (architecture, *architecture.variants.values()) if architecture.blocks != "streams" else ():
             known.setdefault(each.config, []).append((name, each))
     if wanted not in known:
         families = ", ".join(each.removesuffix("Config") for each in known)
@@ -143,7 +142,7 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
             parameter = architecture.block.format(index) + slot.parameter
             found = find(model, parameter) if slot.needs else None
             # a matrix that makes keys and values lies in one tensor if it is packed, else in two
-            if found and architecture.blocks is latent and slot.needs in "BW":
+            if found and architecture.blocks == "latent" and slot.needs in "BW":
                 found = found if quant.get_format(found[1]).packed == (slot.needs == "W") else None
             if not slot.needs or found is not None:
                 yield replace(slot, tensor=tensor, parameter=parameter)
