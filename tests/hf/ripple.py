@@ -30,9 +30,9 @@ from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import RecurrentLayer
 from torch_foundry.kvcache.view import StateView
 from torch_foundry.models import families
+from torch_foundry.models.checks import check_linear, require
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import Mixer, mixes
-from torch_foundry.models.spec import check_linear, require
 from torch_foundry.models.weights import Linear, LinearGroup
 
 WIDTH = 3  # of the convolution

@@ -16,6 +16,7 @@ from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.families import NORMS, SCALED_EMBEDDINGS
 from torch_foundry.models.family import MODELS, class_key
+from torch_foundry.models.moe import ExpertsSpec
 from torch_foundry.models.spec import build_spec
 
 PROMPT = ids(2, 10)
@@ -141,11 +142,12 @@ def test_classes_of_the_tables_exist() -> None:
 
 def test_spec_reads_what_differs_between_layers() -> None:
     model = build("gemma3")
-    assert [build_spec(layer).facts.window for layer in model.model.layers] == [12, 0]
-    assert build_spec(build("gemma2").model.layers[0]).facts.softcap == 50.0
-    assert [build_spec(layer).facts.rope for layer in build("smollm3").model.layers] == [True, False]
+    assert [build_spec(layer).mixer.facts.window for layer in model.model.layers] == [12, 0]
+    assert build_spec(build("gemma2").model.layers[0]).mixer.facts.softcap == 50.0
+    assert [build_spec(layer).mixer.facts.rope for layer in build("smollm3").model.layers] == [True, False]
     assert build_spec(build("granite").model.layers[0]).residual_scale == 0.4
-    assert [build_spec(layer).experts for layer in build("qwen2_moe").model.layers] == [True, False]
+    blocks = [build_spec(layer).ffn for layer in build("qwen2_moe").model.layers]
+    assert [isinstance(block, ExpertsSpec) for block in blocks] == [True, False]
 
 
 def test_norms_of_queries_and_keys_that_differ_are_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +130,6 @@ def test_what_stock_code_has_to_do() -> None:
 
 
 def test_another_kind_of_cache() -> None:
-    spec: Any = SimpleNamespace(layer_idx=0)
+    spec: Any = None
     with pytest.raises(Fallback, match="cache is object"):
-        continuous_batching.Continuous(spec, {"cache": object()})
+        continuous_batching.Continuous(0, spec, {"cache": object()})

@@ -238,7 +238,7 @@ def test_queries_without_gates_are_refused() -> None:
 
 def test_the_spec_says_how_the_state_looks() -> None:
     spec = build_spec(shared("qwen3_5").model.layers[0])
-    assert spec.mixer == "linear_attn" and spec.config is None
-    facts = spec.facts
+    assert spec.mixer.name == "linear_attn" and spec.config is None
+    facts = spec.mixer.facts
     assert (facts.key_heads, facts.per_key, facts.key_dim, facts.value_dim) == (2, 2, 16, 32)
     assert facts.channels == 2 * 2 * 16 + 4 * 32 and DELTA["linear_num_value_heads"] == 4

@@ -24,10 +24,10 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> lis
 
 
 def test_what_is_read_of_a_layer() -> None:
-    facts = [build_spec(layer).facts for layer in shared(SHARES).model.layers]
+    facts = [build_spec(layer).mixer.facts for layer in shared(SHARES).model.layers]
     assert [f.source for f in facts] == [None, None, 0, 1] and [f.hands_on for f in facts] == [True, True, False, False]
     assert [f.head_dim for f in facts] == [32, 64] * 2 and [f.scale for f in facts] == [1.0] * 4
-    facts = [build_spec(layer).facts for layer in shared("gemma4").model.layers]
+    facts = [build_spec(layer).mixer.facts for layer in shared("gemma4").model.layers]
     assert [(f.head_dim, f.n_kv_heads, f.window) for f in facts] == [(32, 2, 12), (64, 1, 0)]
 
 

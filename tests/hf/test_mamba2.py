@@ -213,7 +213,7 @@ def test_sizes_beyond_the_kernel_s_are_refused(sizes: dict[str, int], why: str) 
 
 def test_the_spec_says_how_the_state_looks() -> None:
     spec, groups = build_spec(shared("bamba").model.layers[0]), shared("bamba").config.mamba_n_groups
-    assert spec.mixer == "mamba" and spec.config is None and spec.ffn == "feed_forward"
-    facts = spec.facts
+    assert spec.mixer.name == "mamba" and spec.config is None and spec.ffn.name == "feed_forward"
+    facts = spec.mixer.facts
     assert (facts.heads, facts.groups, facts.head_dim, facts.state_dim) == (8, groups, 16, 32)
     assert facts.channels == 8 * 16 + 2 * groups * 32 and spec.inner == 96

@@ -58,10 +58,9 @@ class Continuous:
 
     _seen: tuple[Tensor, Tensor]  # keys and values that queries attend to, from `write` on
 
-    def __init__(self, spec: AttentionSpec, arguments: dict[str, Any]) -> None:
-        self.spec, self.arguments = spec, arguments
-        index = spec.layer_idx
-        cache = self.cache = arguments["cache"]
+    def __init__(self, index: int, spec: AttentionSpec, arguments: dict[str, Any]) -> None:
+        self.index, self.spec, self.arguments = index, spec, arguments
+        cache = arguments["cache"]
         try:  # nothing of this is public
             allocator = cache.layer_to_allocator[index]
             self.group, self.page = allocator.index, allocator.tokens_per_page
@@ -69,11 +68,6 @@ class Continuous:
             self.memory: tuple[Tensor, Tensor] = allocator._kv_token_views[index]
         except (AttributeError, KeyError):
             raise Fallback(f"cache is {type(cache).__name__}") from None
-
-    @property
-    def index(self) -> int:
-        """Of the layer."""
-        return self.spec.layer_idx
 
     def check(self, x: Tensor, mask: Any) -> None:
         """Raise Fallback if stock code has to run."""
@@ -145,7 +139,7 @@ class Continuous:
         keys = q.new_empty(1, k.shape[2] // head_dim, q.shape[1], head_dim)
         values = torch.empty_like(keys)
         q = KVView(keys, values, q.shape[1]).write(q, k, v, rope, head_dim=head_dim, **norms)
-        self._seen = self.cache.update(keys, values, self.index, dict(self.arguments))
+        self._seen = self.arguments["cache"].update(keys, values, self.index, dict(self.arguments))
         return q
 
     def _pages(self, memory: Tensor) -> Tensor:
@@ -156,7 +150,7 @@ class Continuous:
         return memory.as_strided(shape, (self.stride * token, head, token, element))
 
     def _step(self) -> Step:
-        steps: dict[int, Step] = self.cache.__dict__.setdefault("_foundry_steps", {})
+        steps: dict[int, Step] = self.arguments["cache"].__dict__.setdefault("_foundry_steps", {})
         step, of = steps.get(self.group), self.arguments["cu_seq_lens_q"]
         if step is None or step.of is not of or self.index <= step.layer:
             step = steps[self.group] = self._make_step(of)

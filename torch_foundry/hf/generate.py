@@ -78,7 +78,7 @@ class GeneratorMixin(CountingMixin):
                     f'assistant_model={name!r}: expected a model, or "mtp" for the model\'s own MTP head (use_mtp=True)'
                 )
             kwargs |= {"assistant_model": None, "use_mtp": True}
-        share_random_numbers(self)  # type: ignore[arg-type]
+        share_random_numbers(self)
         chosen, alone = chosen_by_call.set(sync_every), _alone.set(kwargs.get("past_key_values") is None)
         try:
             return super().generate(*args, **kwargs)

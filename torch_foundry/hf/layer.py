@@ -16,7 +16,7 @@ from torch_foundry.kvcache.hf_cache import kv_layer
 from torch_foundry.kvcache.view import Rope, SharedKeys
 from torch_foundry.models.attention import Attention
 from torch_foundry.models.guards import recording_reason, tensor_reason, weight_reason
-from torch_foundry.models.layer import Mixer, forward
+from torch_foundry.models.layer import forward
 from torch_foundry.models.layer_plan import LayerPlan
 from torch_foundry.models.rope import tables_of
 from torch_foundry.models.swap import FoundryModule
@@ -24,8 +24,7 @@ from torch_foundry.models.weights import AUTO
 
 Store = CacheLayer | continuous_batching.Continuous | SharedKeys
 CACHES = ("past_key_values", "layer_past")  # how layers call it
-PADDING = "mamba_attention_mask"  # of a layer in which a state space is beside attention
-USED = frozenset({"attention_mask", *CACHES, "position_embeddings", "shared_kv_states"})
+USED = frozenset({*CACHES, "position_embeddings", "shared_kv_states"})
 OWN = "per_layer_input"  # a layer's own embedding
 # what callers pass down without meaning for the result of a layer
 IGNORED = frozenset(
@@ -90,16 +89,15 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         raise Fallback("training")
     requests = kwargs.get("cache")  # of continuous batching
     mixer = plan.layer.mixer
-    known, config_reason = KNOWN, _no_reason if mixer is None else mixer.config_reason
+    known, config_reason = KNOWN, None if mixer is None else mixer.config_reason
     if requests is not None:
         if not isinstance(mixer, Attention):
             raise Fallback(f"continuous batching of {type(mixer).__name__}")
         known, config_reason = KNOWN_OF_MANY, continuous_batching.attention_reason
     own = kwargs.get(OWN) if plan.spec.per_layer else None
-    known = known if own is None else known | {OWN}
-    known = known | {PADDING} if mixer is not None and mixer.children else known
-    for name in kwargs:
-        if name not in known and (value := kwargs[name]) is not None and (name, value) != ("is_causal", True):
+    taken = plan.spec.family.masks if own is None else (*plan.spec.family.masks, OWN)
+    for name, value in kwargs.items():
+        if name not in known and name not in taken and value is not None and (name, value) != ("is_causal", True):
             raise Fallback(f"argument {name}")
     if kwargs.get("output_attentions"):  # of models that record them by themselves
         raise Fallback("output_attentions")
@@ -108,7 +106,8 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
     if plan.layer.streams is not None and (hidden_states.ndim != 4 or own is None):
         raise Fallback("no streams, or no embedding of the layer's own")
     x = plan.layer.seen(hidden_states)
-    if reason := tensor_reason(x) or plan.watch.changed() or recording_reason() or config_reason(plan.config):
+    reason = tensor_reason(x) or plan.watch.changed() or recording_reason()
+    if reason := reason or (config_reason and config_reason(plan.config)):
         raise Fallback(reason)
     dtype = x.dtype
     if reason := weight_reason(plan.parameters, dtype, *plan.exempt):
@@ -117,7 +116,7 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         raise Fallback("layer_scalar or the layer's own embedding differs in dtype or device")
     if mixer is None:
         return None
-    mask = mask_of(mixer, kwargs)
+    mask = mask_of(plan, kwargs)
     if mixer.rope and kwargs.get("position_embeddings") is None:
         raise Fallback("no position embeddings")
     if plan.spec.family.scaled_queries and kwargs.get("position_ids") is None:
@@ -128,9 +127,9 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         if cache is not None:
             raise Fallback("two caches")
         assert isinstance(mixer, Attention)
-        if mixer.source is not None or mixer.spec.hands_on:
+        if mixer.source is not None or mixer.hands_on:
             raise Fallback("continuous batching of keys that layers share")
-        pages = continuous_batching.Continuous(mixer.spec, kwargs)
+        pages = continuous_batching.Continuous(plan.spec.layer_idx, mixer.spec, kwargs)
         pages.check(x, mask)
         return pages
     if mixer.source is not None:
@@ -142,29 +141,19 @@ def check(plan: LayerPlan, training: bool, hidden_states: torch.Tensor, kwargs: 
         store = kv_layer(cache, plan.spec.layer_idx, plan.state.kv_cache)
         if not store.fits(x.shape[0], mixer.state, dtype, x.device):
             raise Fallback("cache holds another shape, dtype or device")
-        if hands_on(mixer) and not (isinstance(store, Buffered) and store.kv_cache == PLAIN):
+        if mixer.hands_on and not (isinstance(store, Buffered) and store.kv_cache == PLAIN):
             raise Fallback("keys that layers share are not stored as they are")
     if mask is not None and (reason := mixer.mask_reason(mask, x, store)):
         raise Fallback(reason)
     return store
 
 
-def mask_of(mixer: Mixer, given: dict[str, Any]) -> Any:
-    """What the mixer is given of the arguments; None: nothing is masked."""
-    mask = given.get("attention_mask")
-    if not mixer.children:
-        return mask
-    both = mask, given.get(PADDING)
-    return None if all(each is None for each in both) else both
-
-
-def _no_reason(_: Any) -> None:
-    """Of a layer that no setting of attention says anything about."""
-
-
-def hands_on(mixer: Mixer | None) -> bool:
-    """Whether later layers attend to its keys and values."""
-    return isinstance(mixer, Attention) and mixer.spec.hands_on
+def mask_of(plan: LayerPlan, given: dict[str, Any]) -> Any:
+    """What the mixer is given of the arguments, or several of these; None: nothing is masked."""
+    masks = tuple(map(given.get, plan.spec.family.masks))
+    if len(masks) == 1:
+        return masks[0]
+    return None if all(mask is None for mask in masks) else masks
 
 
 def shared_keys(plan: LayerPlan, states: Any, x: torch.Tensor) -> SharedKeys:
@@ -192,9 +181,9 @@ def run(plan: LayerPlan, hidden_states: torch.Tensor, given: dict[str, Any], sto
     kv: Any = store
     if mixer is not None and not isinstance(store, continuous_batching.Continuous):
         kv = mixer.reserve(store, x)
-    mask = None if mixer is None else mask_of(mixer, given)
+    mask = None if mixer is None else mask_of(plan, given)
     y = forward(layer, streams, kv, rope, AUTO, mask, given=given.get(OWN))
-    if hands_on(mixer) and given.get("shared_kv_states") is not None:
+    if mixer is not None and mixer.hands_on and given.get("shared_kv_states") is not None:
         seen = (t.narrow(2, 0, kv.kv_len) for t in (kv.k, kv.v))
         given["shared_kv_states"][plan.config.layer_types[plan.spec.layer_idx]] = tuple(seen)
     if isinstance(store, CacheLayer):

@@ -21,7 +21,7 @@ from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import derived_reason, device_reason, tensor_reason, weight_reason
 from torch_foundry.models.outputs import number
 from torch_foundry.models.state import ModelState, Plan, plan_of
-from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
+from torch_foundry.models.swap import FoundryModule, has_own_forward
 from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import Linear
 from torch_foundry.nn.linear import matrix_of
@@ -143,7 +143,7 @@ class EmbeddingPlan(Plan):
         super().__init__(state)
         self.parameters: dict[str, Any] = module._parameters
         self.buffers: dict[str, Any] = module._buffers
-        self.scaled = class_key(base_class(type(module))) in SCALED_EMBEDDINGS
+        self.scaled = class_key(type(module)) in SCALED_EMBEDDINGS
         self._read: tuple[torch.Tensor, int, torch.dtype] | None = None  # what `_scale` was made of: buffer, version
         self._scale = 1.0
 

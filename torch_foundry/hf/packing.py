@@ -93,7 +93,7 @@ def _by_patterns(model: nn.Module, patterns: Mapping[str, str | None], tied: Map
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     """What can be packed: name, module, and the lengths of its rows, one of which must be whole blocks."""
-    blocks = ((name, BLOCKS.get(class_key(base_class(type(module))))) for name, module in model.named_modules())
+    blocks = ((name, BLOCKS.get(class_key(type(module)))) for name, module in model.named_modules())
     routers = {f"{name}.{kind.router}.{kind.matrix}" for name, kind in blocks if kind}
     routers |= {f"{name}.proj" for name, module in model.named_modules() if "per_expert_scale" in module._parameters}
     altups = ((name, module) for name, module in model.named_modules() if "correct_output_scale" in module._parameters)
@@ -168,7 +168,7 @@ def check_beside(modules: Mapping[str, nn.Module], plan: Mapping[str, str]) -> N
 
 def packed_bytes(module: Any, fmt: str) -> int:
     """Bytes of the matrices of a dense module once they are packed."""
-    found = matrices_of(module) if class_key(base_class(type(module))) in EXPERTS else [matrix_of(module)]
+    found = matrices_of(module) if class_key(type(module)) in EXPERTS else [matrix_of(module)]
     formats = (fmt if _whole([m.shape[-1]], fmt) else quant.DENSE_NAMES[m.dtype] for m in found)
     sizes = zip(found, formats, strict=True)
     return sum(quant.get_format(own).nbytes(m.shape[:-1].numel(), m.shape[-1]) for m, own in sizes)

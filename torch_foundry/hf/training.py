@@ -16,11 +16,12 @@ from torch.nn.modules import module as nn_module
 
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
+from torch_foundry.models.checks import require
 from torch_foundry.models.families import FAMILIES, norm_kind
-from torch_foundry.models.family import MLPS, Family, MLPNames, class_key
+from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.guards import derived_reason, epsilon, tensor_reason, weight_reason
+from torch_foundry.models.mlp import MLPS, MLPNames
 from torch_foundry.models.rope import tables_of
-from torch_foundry.models.spec import require
 from torch_foundry.models.state import ModelState, Plan, plan_of
 from torch_foundry.models.swap import FoundryModule, base_class, has_own_forward
 from torch_foundry.models.weights import OFFSETS, Norm
@@ -276,7 +277,7 @@ def rotating_family(cls: Any) -> Family | None:
 
 def trained_parts(layer: nn.Module, state: ModelState) -> Iterator[tuple[nn.Module, type[TrainedMixin], Plan]]:
     """The parts of a decoder layer that train on ops, with their mixins and plans; none of a layer that isn't known."""
-    if class_key(base_class(type(layer))) not in FAMILIES:
+    if class_key(type(layer)) not in FAMILIES:
         return
     for module in layer.modules():
         if isinstance(module, FoundryModule) or not has_own_forward(module):

@@ -151,6 +151,10 @@ class Container:
             return info.shape
         return (*info.shape[:-1], info.shape[-1] // storage.block * storage.nbytes)
 
+    def rows(self, name: str) -> int:
+        """Of a tensor; 0: there is none."""
+        return self.tensors[name].shape[0] if name in self.tensors and self.tensors[name].shape else 0
+
     def _storage(self, name: str) -> Storage:
         return TYPES[self.tensors[name].format]
 

@@ -129,7 +129,7 @@ def make_config(model: GgufModel) -> Any:
         "pad_token_id": None,
         **architecture.constants,
     }
-    fields |= model.fields
+    fields |= model.blocks.fields
     if architecture.rotated:
         fields["rope_parameters"] = _rope_parameters(model)
     fields |= {option: option in model.options() for option in architecture.options}
@@ -177,7 +177,8 @@ def _scalar(model: GgufModel) -> int:
 def _rope_parameters(model: GgufModel) -> dict[str, Any]:
     found, values = dict(model.rope), model.values
     found |= model.architecture.rope.get(found["rope_type"], {})
-    if model.architecture.latent and "mscale_all_dim" in found:  # files say what is the same for both, and a tenth
+    # files say what is the same for both, and a tenth
+    if model.architecture.blocks == "latent" and "mscale_all_dim" in found:
         found["mscale"] = found["mscale_all_dim"] = shortest(found["mscale_all_dim"] * 10)
     if (sections := values.get("rope.dimension_sections")) is not None:
         listed = _sections(model, sections)
@@ -186,8 +187,6 @@ def _rope_parameters(model: GgufModel) -> dict[str, Any]:
         found["partial_rotary_factor"] = model.sizes["R"] / model.sizes["D"]
     if "rope.freq_base_swa" not in values:
         return found
-    if model.architecture.config == "Gemma3TextConfig" and values["rope.freq_base"] is None:
-        found["rope_theta"] = 1e6  # what such a model has where the file doesn't say
     base = values["rope.freq_base_swa"] or found["rope_theta"]
     return {"full_attention": found, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
 

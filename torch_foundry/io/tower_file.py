@@ -17,7 +17,7 @@ from torch_foundry.io.container import TensorInfo
 from torch_foundry.io.gguf import open_gguf
 from torch_foundry.io.gguf.hyperparameters import read_hyperparameters
 from torch_foundry.io.gguf.keys import elements
-from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, stored_shapes
+from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, shape_of, stored_shapes
 from torch_foundry.io.gguf.slots import Slot
 from torch_foundry.io.gguf.tower import Settings, Tower
 from torch_foundry.io.gguf.towers import TOWERS
@@ -132,7 +132,7 @@ class TowerFile:
         values = self.values
         hidden, heads, patch = (values[name] for name in ("embedding_length", "attention.head_count", "patch_size"))
         of_heads = any(slot.shape == "D" for slot in self.tower.slots)  # InternVL's norms are of all heads
-        head = self._rows("v.blk.0.attn_q_norm.weight") if of_heads else 0
+        head = self.container.rows("v.blk.0.attn_q_norm.weight") if of_heads else 0
         if not head and heads and hidden % heads:
             self._fail("HP_RANGE", f"{_CLIP}.attention.head_count", f"a divisor of {hidden}", heads)
         if (longest := values.get("preproc_image_size") or 0) > (most := _PARTS * values.get("image_size", 0)):
@@ -143,16 +143,13 @@ class TowerFile:
         merge = values.get("spatial_merge_size") or values.get("projector.scale_factor") or 1
         inner = values["feed_forward_length"]
         if not any(key.name == "feed_forward_length" and key.field for key in self.tower.keys):
-            inner = self._rows("v.blk.0.ffn_up.weight")  # Qwen2-VL's files say another number
+            inner = self.container.rows("v.blk.0.ffn_up.weight")  # Qwen2-VL's files say another number
         return {
             **{"H": hidden, "F": inner, "D": head, "Q": heads * head, "C": 3, "P": patch, "L": 3 * patch * patch},
             **{"T": 2, "B": places[-2], "N": places[-1], "O": values["projection_dim"]},
             **{"M": hidden * merge * merge, "W": 3 * (patch * merge) ** 2},
-            **{"S": math.isqrt(places[-1]) ** 2, "I": self._rows("mm.1.weight"), "1": 1},
+            **{"S": math.isqrt(places[-1]) ** 2, "I": self.container.rows("mm.1.weight"), "1": 1},
         }
-
-    def _rows(self, name: str) -> int:
-        return self.tensors[name].shape[0] if name in self.tensors and self.tensors[name].shape else 0
 
     def _activation(self, metadata: Mapping[str, Any]) -> dict[str, str]:
         said = next((name for name in ("silu", "gelu") if metadata.get(f"clip.use_{name}") is True), "")
@@ -183,7 +180,7 @@ class TowerFile:
             slots += [_of_layer(slot, index, index) for index in layers] if "{}" in slot.tensor else [slot]
         for number, index in enumerate(self.values["is_deepstack_layers"]):
             slots += [_of_layer(slot, index, number) for slot in tower.stack]
-        if self._rows("v.blk.0.ffn_down.weight") == self.sizes["F"] != self.sizes["H"]:
+        if self.container.rows("v.blk.0.ffn_down.weight") == self.sizes["F"] != self.sizes["H"]:
             slots = [_exchanged(slot) for slot in slots]
         known = {name for slot in slots for name in slot.tensors}
         for name in self.tensors:
@@ -201,7 +198,7 @@ class TowerFile:
         return found
 
     def _weight(self, source: WeightReader, slot: Slot) -> Weight:
-        shape = tuple(sum(self.sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+        shape = shape_of(slot.shape, self.sizes)
         parts = []
         for name, stored in zip(slot.tensors, stored_shapes(slot, self.sizes), strict=True):
             info = self.tensors[name]

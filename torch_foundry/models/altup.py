@@ -9,9 +9,10 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core import limits
+from torch_foundry.models.checks import check_children, check_linear, check_norm, require
 from torch_foundry.models.families import is_dense_linear
+from torch_foundry.models.family import Family
 from torch_foundry.models.per_layer import PerLayerBlock
-from torch_foundry.models.spec import LayerSpec, check_children, check_linear, check_norm, require
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm
 
@@ -27,9 +28,10 @@ class StreamBlock:
     """
 
     __slots__ = ("active", "altup", "down", "norm", "pre", "rank", "router_norm", "scalars", "scale", "up")
+    children = frozenset({"altup", "laurel"})
 
-    def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        altup, laurel, config, family = layer.altup, layer.laurel, spec.config, spec.family
+    def __init__(self, layer: Any, family: Family) -> None:
+        altup, laurel, config = layer.altup, layer.laurel, layer.altup.config
         count, hidden, self.active = int(config.altup_num_inputs), int(config.hidden_size), int(config.altup_active_idx)
         require(1 < count <= limits.MAX_STREAMS, f"{count} streams")
         require(0 <= self.active < count, f"stream {self.active} of {count}")
@@ -47,10 +49,9 @@ class StreamBlock:
         check_linear("linear_left", down, hidden, rank)
         check_linear("linear_right", up, rank, hidden)
         check_norm("post_laurel_norm", laurel.post_laurel_norm, family, hidden)
-        require(spec.per_layer, "streams without embeddings of layers")
         self.altup, self.rank, self.scale = altup, rank, 1.0 / hidden
         self.router_norm, self.norm = Norm(altup.router_norm), Norm(laurel.post_laurel_norm)
-        self.pre = Norm(getattr(layer, str(spec.norms.pre_attn)))
+        self.pre = Norm(getattr(layer, str(family.norms.pre_attn)))
         self.down, self.up = LinearGroup.of(laurel, "linear_left"), Linear(up)
         self.scalars: dict[str, Tensor] = {}  # what attention's result and the learned one are multiplied by
 

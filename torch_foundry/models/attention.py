@@ -15,7 +15,7 @@ from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec, read_attention
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.layer import Mixer, mixes
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Projections, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Residual
 
 
 @cache
@@ -58,8 +58,8 @@ class Attention(SoftmaxMixer):
     """Softmax attention; its state is keys and values."""
 
     __slots__ = (
-        "gate", "groups", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source",
-        "spec", "state", "width", "widths",
+        "gate", "groups", "hands_on", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope",
+        "source", "spec", "state", "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     spec: AttentionSpec
@@ -81,7 +81,8 @@ class Attention(SoftmaxMixer):
             with torch.device("cpu"), torch.inference_mode(False):
                 rows = torch.arange(sum(self.widths), dtype=torch.int32).view(spec.n_kv_heads, -1, spec.head_dim)
                 self.order = torch.cat([part.flatten() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])
-        self.state, self.rope, self.source = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope, spec.source
+        self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
+        self.source, self.hands_on = spec.source, spec.hands_on
         self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
 
     def prepare(self, device: torch.device) -> None:
@@ -159,10 +160,10 @@ class Attention(SoftmaxMixer):
         return self.queries > self.spec.head_dim and q.numel() <= limits.FEW_ROWS * q.shape[-1]
 
     def _in_one_launch(self, given: Normed, state: KVView, rope: Rope) -> Tensor:
-        matrices, (cos, sin) = Projections(self.qkv, self.widths), rope
+        (weights, formats, biases), (cos, sin) = self.qkv.projections(self.widths), rope
         return ops.norm_qkv(
-            *given[:3], matrices.weights, cos, sin, state.k, state.v, state.start(given[0].shape[1]), kind=given.kind,
-            formats=matrices.formats, biases=matrices.biases, head_dim=self.spec.head_dim,
+            *given[:3], weights, cos, sin, state.k, state.v, state.start(given[0].shape[1]), kind=given.kind,
+            formats=formats, biases=biases, head_dim=self.spec.head_dim,
             positions=state.positions, step=state.step, interleaved=self.spec.family.interleaved,
         )  # fmt: skip
 

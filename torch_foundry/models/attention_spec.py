@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch_foundry.core import limits
-from torch_foundry.models.families import NORMS
-from torch_foundry.models.family import Family, class_key
+from torch_foundry.models.checks import check_children, check_heads, check_linear, check_norm, inert_in, named, require
+from torch_foundry.models.family import Family
 from torch_foundry.models.guards import epsilon
-from torch_foundry.models.spec import check_children, check_linear, check_norm, inert_in, named, require
-from torch_foundry.models.swap import base_class
 
 PACKED = ("qkv_proj", "query_key_value", "c_attn")  # names of one projection to queries, keys and values
 
@@ -20,7 +17,6 @@ class AttentionSpec:
     """Facts about one layer's attention."""
 
     family: Family
-    layer_idx: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
@@ -69,9 +65,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     require(heads % processes == 0, f"{heads} heads")
     n_heads = heads // processes
     n_kv_heads = n_heads // groups
-    known = limits.HEAD_DIMS
-    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
-    require(head_dim in known, f"head_dim {head_dim} is not {wanted}")
+    check_heads(head_dim=head_dim)
     require(n_heads == n_kv_heads * groups, "heads are not grouped evenly")
     require(attn.is_causal is True, "attention is not causal")
 
@@ -104,15 +98,11 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         check_norm(name, getattr(attn, name), family, normed_heads * head_dim)
     require(len({epsilon(getattr(attn, name)) for name in qk_norms}) < 2, "norms of queries and keys differ")
     if v_norms:
-        plain = NORMS.get(class_key(base_class(type(attn.v_norm)))) == family.norm_kind
-        require(
-            plain and not attn.v_norm._parameters and attn.v_norm.eps == attn.q_norm.eps,
-            "v_norm is not a norm of values alone",
-        )
+        check_norm("v_norm", attn.v_norm, family, 0)
+        require(attn.v_norm.eps == attn.q_norm.eps, "norms of queries and values differ")
     window = _window(attn, family)
     return AttentionSpec(
         family=family,
-        layer_idx=int(named(attn, "layer_idx", "layer_id")),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,

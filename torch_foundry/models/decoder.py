@@ -171,7 +171,7 @@ class DecoderModel(ModelPlan):
         self.vocabulary = embedding.num_embeddings
         first = self.layers[0].spec
         self._per_layer = PerLayerEmbedding(module, self.decoder.unknown_first) if first.per_layer else None
-        self._streams = Streams(module) if first.family.streams else None
+        self._streams = Streams(module) if first.streams else None
         self._mtp = input_of(module)
         parts = (self._per_layer, self._streams, self._mtp)
         others = [m for part in parts if part is not None for m in part.modules]

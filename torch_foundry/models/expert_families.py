@@ -12,6 +12,7 @@ from torch_foundry.models.family import (
     GATED,
     GLM4,
     GRANITE,
+    HUNYUAN,
     LATENT,
     LFM2,
     POST,
@@ -175,9 +176,7 @@ EXPERT_FAMILIES = (
     Family(
         "hunyuan_v1_moe",
         prefix="HunYuanMoEV1",
-        qk_norm="head",
-        head_norms=("query_layernorm", "key_layernorm"),
-        rotate_first=True,
+        **HUNYUAN,
         experts=Experts(block="Moe", matrix="wg", normalized=True, shared="shared_mlp"),
         decoder=ROUTED,
     ),

@@ -14,7 +14,8 @@ MODELS = "transformers.models."
 
 
 def class_key(cls: type) -> str:
-    """How a class is named in these tables: by module and name, without the prefix of transformers' models."""
+    """How a class, or one that stands for it (`swap`), is named in these tables: by module and name, without the prefix
+    of transformers' models."""
     return f"{cls.__module__}.{cls.__qualname__}".removeprefix(MODELS)
 
 
@@ -51,43 +52,6 @@ GLM4 = NormRoles(
 PERI = NormRoles("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2")
 BEFORE = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_feedforward_layernorm")
 BAMBA = NormRoles(pre_attn="input_layernorm", pre_ffn="pre_ff_layernorm")
-
-
-# Children of a layer that has experts beside its MLP.
-BESIDE = frozenset(
-    {"experts", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2", "router"}
-)
-# Children of a layer that has several residual streams.
-STREAMS = frozenset({"altup", "laurel"})
-# Children of a layer that takes an embedding of its own.
-PER_LAYER = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm"})
-
-
-@dataclass(frozen=True)
-class MLPNames:
-    """How a class calls the layers of an MLP. "": its activation is no layer, but torch's silu."""
-
-    first: tuple[str, ...]  # gate and up; or one layer that makes both; or, without a gate, up alone
-    down: str
-    activation: str
-    gated: bool = True
-
-    def children(self) -> set[str]:
-        """All names."""
-        return {*self.first, self.down, self.activation} - {""}
-
-
-UNGATED = MLPNames(("up_proj",), "down_proj", "act_fn", gated=False)
-MLPS = (
-    MLPNames(("gate_proj", "up_proj"), "down_proj", "act_fn"),
-    MLPNames(("gate_up_proj",), "down_proj", "activation_fn"),
-    UNGATED,
-    MLPNames(("c_fc",), "c_proj", "act", gated=False),
-    MLPNames(("fc1",), "fc2", "activation_fn", gated=False),
-    MLPNames(("dense_h_to_4h",), "dense_4h_to_h", "act", gated=False),
-    MLPNames(("w1", "w3"), "w2", ""),
-    MLPNames(("input_linear",), "output_linear", "activation"),
-)
 
 
 @dataclass(frozen=True)
@@ -217,51 +181,58 @@ class Architecture:
 class Family(Architecture):
     """A decoder: its layers, and what lies before the first and behind the last one."""
 
-    layer: str = "DecoderLayer"  # suffix of the layer's class; a family with several has a row for each
+    # classes
+    layer: str = "DecoderLayer"  # suffix of the layer's; a family with several has a row for each
+    norm_class: str = "RMSNorm"  # suffix of its norms'; "": torch's LayerNorm
+    linear_class: str = ""  # suffix of its linear layers'; "": torch's
+    scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
+
+    # the layer
     norms: NormRoles = PRE
-    norm_class: str = "RMSNorm"  # suffix of their class; "": torch's LayerNorm
-    linear_class: str = ""  # suffix of its linear layers' class; "": torch's
     # rounding, as in ops.rms_norm; "plain": as "llama", without a weight; "layer": LayerNorm, "layer1p": of 1 + weight
     norm_kind: str = "llama"
+    inert: frozenset[str] = frozenset()  # children that do nothing outside of training
+    unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
+    needed: tuple[str, ...] = ()  # names in the config that have to be set
+    masks: tuple[str, ...] = ("attention_mask",)  # what a layer calls those that its mixer is given
+    pairs: bool = False  # a layer returns attention's weights too, which are None here
+    mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
+    # what blocks take and give has factors, as config and modules say (`parallel_mixers.py`)
+    multipliers: bool = False
+
+    # attention
     # "head": over head_dim, "full": over all heads at once; before RoPE; unless self_attn.use_qk_norm is False
     qk_norm: str = "none"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")  # their names
+    v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
     grouped_rows: bool = False  # rows of `query_key_value` are by heads of keys: its queries, itself, its values
-    rotate_first: bool = False  # norms over head_dim come after RoPE
     # "config": config.sliding_window in every layer, "types": in those that config.layer_types calls sliding,
     # "attention": self_attn.sliding_window, "local": config.window_size where attention_type is that, unknown to masks
     window: str = "none"
-    full_rotate: bool = True  # False: layers that see all tokens don't rotate; "types": if config.sliding_window is set
     scale: float = 0.0  # of scores; 0: as self_attn says
     softcap: bool = False  # scores are capped by self_attn.attn_logit_softcapping
-    v_norm: bool = False  # heads of v pass a norm without a weight; in layers without v_proj, v is k before its norm
-    layer_scalar: bool = False  # the layer's result is multiplied by its buffer `layer_scalar`
-    per_layer_inputs: bool = False  # layers take an embedding of their own, if config.hidden_size_per_layer_input
-    streams: bool = False  # layers are around one of several residual streams (`altup.py`)
-    sparse_gates: bool = False  # an MLP cuts off all but so many of its gates: mlp.activation_sparsity
     output_gate: bool = False  # q_proj has, behind each head, a gate: attention's result is multiplied by its sigmoid
     gate: str = ""  # another projection, if a layer has it, to gates of attention's result or of its heads ...
     gate_activation: str = "sigmoid"  # ... which pass through that
-    # what blocks take and give has factors, as config and modules say (`parallel_mixers.py`)
-    multipliers: bool = False
-    residual_multiplier: bool = False  # both branches are scaled by layer.residual_multiplier
-    mixer: str = ""  # suffix under which the mixer of `self_attn` is registered, where its class's own says another
+
+    # its rotation
+    rotate_first: bool = False  # norms over head_dim come after RoPE
+    full_rotate: bool = True  # False: layers that see all tokens don't rotate; "types": if config.sliding_window is set
     interleaved: bool = False  # elements 2i and 2i + 1 of a head rotate together, not i and i + half of what rotates
     # if cos and sin aren't as ops take them: "halves": one column for both elements of a pair, "pairs": those of a pair
     # are neighbours, "complex": one table, of cos + i sin of each pair, "backwards": heads rotate by minus their angles
     tables: str = ""
     scaled_queries: bool = False  # by position, as config.rope_parameters says (Llama 4)
-    inert: frozenset[str] = frozenset()  # children that do nothing outside of training
-    unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
-    needed: tuple[str, ...] = ()  # names in the config that have to be set
-    pairs: bool = False  # a layer returns attention's weights too, which are None here
-    ffn: str = "mlp"  # name of the feed-forward block; "": its layers are the layer's own
+
+    # the feed-forward block
+    ffn: str = "mlp"  # its name; "": its layers are the layer's own
     alone: bool = False  # a layer has a mixer or a feed-forward block, both called `ffn`, behind the same norm
     # whether it is added to attention's result without seeing it, or what config calls that; if so, a family whose
     # layers lack `norms.pre_ffn` has one norm for both
     parallel: bool | str = False
     experts: Experts | None = None  # what it is in layers that have experts
-    scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
+
+    # before the first layer and behind the last one
     decoder: Decoder = Decoder()
     head: Head | None = Head()  # None: it is only the decoder of wrappers
 
@@ -287,9 +258,13 @@ PARALLEL = "ParallelMixers"  # attention beside a state space (`parallel_mixers.
 GATED: dict[str, Any] = {"norm_kind": "gemma", "qk_norm": "head", "output_gate": True}  # Qwen from 3-Next on
 EXAONE: dict[str, Any] = {"qk_norm": "head", "window": "types", "full_rotate": False}
 GRANITE: dict[str, Any] = {
-    "residual_multiplier": True,
     "decoder": Decoder(multiplier="embedding_multiplier"),
     "head": Head(divisor="logits_scaling"),
+}
+HUNYUAN: dict[str, Any] = {
+    "qk_norm": "head",
+    "head_norms": ("query_layernorm", "key_layernorm"),
+    "rotate_first": True,
 }
 LFM2: dict[str, Any] = {
     "norms": NormRoles(pre_attn="operator_norm", pre_ffn="ffn_norm"),

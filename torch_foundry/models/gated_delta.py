@@ -7,19 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.kvcache.view import Rope, StateView
+from torch_foundry.models.checks import check_children, check_linear, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
-from torch_foundry.models.spec import check_children, check_linear, require
-from torch_foundry.models.swap import base_class
+from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps, states
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
 
@@ -129,7 +126,7 @@ def read(module: Any, family: Family) -> DeltaSpec:
         check_linear(name, module.get_submodule(name), spec.key_dim, spec.outputs(letters))
     check_linear(layout.out, module._modules[layout.out], values * spec.value_dim, spec.hidden)
     require(type(conv) is nn.Conv1d and conv.bias is None, f"conv1d is a {type(conv).__name__} with a bias or another")
-    known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
+    known = class_key(type(norm)) == family.key("RMSNormGated")
     require(known and norm.activation in ("silu", "sigmoid"), f"{layout.norm} is a {type(norm).__name__}")
     require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
     require(not getattr(gate, "safe_gate", False) or spec.log_bound < 0, f"decays are bounded by {spec.log_bound}")
@@ -186,12 +183,7 @@ class GatedDelta(RecurrentMixer):
         self.low = {low: (Linear(module.get_submodule(path)), letters) for low, (path, letters) in of_low}
         self.out = Linear(module._modules[spec.layout.out])
         heads = spec.key_heads * spec.per_key
-        self.state = RecurrentSpec(
-            (
-                (CONV, (spec.channels, spec.taps), None),
-                (RECURRENT, (heads, spec.key_dim, spec.value_dim), torch.float32),
-            )
-        )
+        self.state = states(spec.channels, spec.taps, heads, spec.key_dim, spec.value_dim)
         self.width = spec.channels + 2 * spec.outputs("z") + 2 * spec.outputs("a")
 
     def __call__(self, x: Tensor, state: StateView, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:

@@ -9,21 +9,21 @@ prompt takes less work with keys and values of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_foundry import ops
-from torch_foundry.core import limits
 from torch_foundry.kvcache.base import KVSpec
 from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention import SoftmaxMixer, head_elements, spread
-from torch_foundry.models.family import Family
+from torch_foundry.models.checks import check_children, check_heads, check_linear, check_norm, require
+from torch_foundry.models.family import LATENT, Family
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.spec import check_children, check_linear, check_norm, require
 from torch_foundry.models.watch import version_of
-from torch_foundry.models.weights import EXPERT_TOKENS, Gemm, Linear, LinearGroup, Norm, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,7 @@ def read(module: Any, family: Family) -> LatentSpec:
         rope=bool(family.decoder.rotary),
         gate=family.gate,
     )
-    known = limits.HEAD_DIMS
-    wanted = f"a multiple of {known.step} from {known[0]} to {known[-1]}"
-    for name in ("rope_dim", "rank", "query_dim", "value_dim"):
-        require(getattr(spec, name) in known, f"{name} {getattr(spec, name)} is not {wanted}")
+    check_heads(**{name: getattr(spec, name) for name in ("rope_dim", "rank", "query_dim", "value_dim")})
     require(spec.plain_dim % spec.rope_dim == 0, f"of {spec.query_dim} elements of a head {spec.rope_dim} rotate")
     require(module.is_causal is True, "attention is not causal")
 
@@ -96,12 +93,12 @@ def read(module: Any, family: Family) -> LatentSpec:
     return spec
 
 
-@mixes("LatentAttention")
+@mixes(LATENT)
 class LatentAttention(SoftmaxMixer):
     """Its state is what stock code caches: latents in place of keys, the shared rotated parts in place of values."""
 
     __slots__ = (
-        "_dense", "_dense_of", "_first", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries",
+        "_dense", "_dense_of", "groups", "kv", "kv_b", "kv_norm", "out", "q", "q_b", "q_norm", "queries",
         "residual", "rope", "spec", "state", "width",
     )  # fmt: skip
     read = staticmethod(read)
@@ -122,7 +119,6 @@ class LatentAttention(SoftmaxMixer):
         self.width = spec.n_heads * (2 * spec.query_dim + 2 * spec.rank + spec.value_dim)
         self._dense: Tensor | None = None
         self._dense_of: Any = None
-        self._first: Tensor | None = None  # int32 [EXPERT_TOKENS, 1]: zeros
 
     def __call__(self, x: Tensor, state: KVStep, rope: Rope, gemm: Gemm, mask: Tensor | None) -> Tensor:
         spec, (batch, length, _) = self.spec, x.shape
@@ -166,17 +162,8 @@ class LatentAttention(SoftmaxMixer):
         if tokens > gemm.expert_tokens:
             return gemm.product(linear, x) * factors.view(*x.shape[:2], 1).to(x.dtype)
         rows, weight = linear.ordered(x).view(tokens, 1, -1), linear.weight[None]
-        ids = self._zeros(tokens, x.device)
+        ids = _first(x.device).expand(tokens, 1)
         return ops.moe_down(rows, ids, factors, weight, format=linear.format).view(*x.shape[:2], -1)
-
-    def _zeros(self, tokens: int, device: torch.device) -> Tensor:
-        """int32 [tokens, 1]; what captured steps read stays where it is."""
-        if tokens > EXPERT_TOKENS:
-            return torch.zeros(tokens, 1, dtype=torch.int32, device=device)
-        if self._first is None or self._first.device != device:
-            with torch.inference_mode(False):
-                self._first = torch.zeros(EXPERT_TOKENS, 1, dtype=torch.int32, device=device)
-        return self._first[:tokens]
 
     def _projected(self, x: Tensor, gemm: Gemm, factors: Tensor | None) -> tuple[Tensor, ...]:
         """Queries of all heads, before they rotate; a latent before its norm, with the part of the key; and gates, if
@@ -221,7 +208,7 @@ class LatentAttention(SoftmaxMixer):
         if self.spec.gate:
             head_elements(self.spec.n_heads, self.spec.value_dim, device)
         if self.spec.scaled:
-            self._zeros(1, device)
+            _first(device)
 
     def _matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of each head: what makes the plain part of its keys of latents, [heads, plain_dim, rank], and its values,
@@ -236,6 +223,13 @@ class LatentAttention(SoftmaxMixer):
         assert dense is not None
         heads = dense.view(spec.n_heads, -1, spec.rank)
         return heads[:, : spec.plain_dim], heads[:, spec.plain_dim :]
+
+
+@cache
+def _first(device: torch.device) -> Tensor:
+    """The id of the first expert, int32 [1, 1]. Not first while a step is captured."""
+    with torch.inference_mode(False):
+        return torch.zeros(1, 1, dtype=torch.int32, device=device)
 
 
 def _head_gemm(x: Tensor, weight: Tensor) -> Tensor:

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from torch_foundry import ops
 from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import CacheLayer, StateSpec
 from torch_foundry.kvcache.view import Rope, SharedKeys
 from torch_foundry.models.altup import StreamBlock
 from torch_foundry.models.families import MIXERS
-from torch_foundry.models.family import Family, MLPNames
-from torch_foundry.models.moe import ExpertBlock
+from torch_foundry.models.family import Family
+from torch_foundry.models.mlp import MLP, GatedMLP
+from torch_foundry.models.moe import ExpertBlock, ExpertsSpec
 from torch_foundry.models.parallel_experts import ParallelExperts
 from torch_foundry.models.per_layer import PerLayerBlock
 from torch_foundry.models.rope import Kind, Table
-from torch_foundry.models.spec import LayerSpec, has_norm
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Projections, Residual, ones
+from torch_foundry.models.spec import LayerSpec
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual, ones
 from torch_foundry.nn.packing import lay_out
 
 
@@ -49,6 +49,7 @@ class Mixer(ABC):
     rope = False  # whether it rotates heads
     prompts_differ = False  # whether a token of a prompt is mixed in otherwise than a single one
     by_heads = False  # whether products of more tokens than `Gemm.expert_tokens` are torch's, which no graph captures
+    hands_on = False  # whether later layers read its state
     source: int | None = None  # the layer whose state it reads, and doesn't write to; None: it keeps one of its own
 
     @staticmethod
@@ -104,99 +105,44 @@ def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
     return register
 
 
-class MLP:
-    """down(activation(up(x)))."""
-
-    __slots__ = ("activation", "curve", "down", "groups", "residual", "up")
-
-    def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
-        self.activation, self.residual, self.curve = spec.activation, residual, mlp._modules[names.activation]
-        self.groups = (LinearGroup.of(mlp, *names.first),)
-        (self.up,), self.down = self.groups[0], Linear(mlp._modules[names.down])
-
-    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
-        """onto: what the result is added to, in place of x."""
-        norm = self.residual.pre
-        h = x if norm is None else norm(x)
-        if self.activation == "xielu":
-            own, fixed = self.curve._parameters, self.curve._buffers
-            h = ops.xielu(gemm.product(self.up, h), own["alpha_p"], own["alpha_n"], fixed["beta"], fixed["eps"])
-        else:
-            h = gemm.product(self.up, h, activation=self.activation)
-        return self.residual.add(x if onto is None else onto, self.down, h, gemm)
-
-
-class GatedMLP:
-    """down(activation(gate(x)) * up(x))."""
-
-    __slots__ = ("activation", "cut", "down", "gate_scale", "gate_up", "groups", "inner", "residual")
-
-    def __init__(self, mlp: Any, spec: LayerSpec, names: MLPNames, residual: Residual) -> None:
-        self.activation, self.residual, self.inner = spec.activation, residual, mlp._modules[names.down].in_features
-        self.gate_up, self.gate_scale = LinearGroup.of(mlp, *names.first), spec.gate_scale  # one or two
-        self.groups, self.down = (self.gate_up,), Linear(mlp._modules[names.down])
-        sparsity = mlp.activation_sparsity if spec.family.sparse_gates else 0.0
-        # standard deviations above their mean, below which gates are cut off, as of a normal distribution
-        self.cut = float(torch.special.ndtri(torch.tensor(sparsity, device="cpu"))) if sparsity > 0 else None
-
-    def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
-        """onto: what the result is added to, in place of x."""
-        return self.residual.add(x if onto is None else onto, self.down, self.gated(x, gemm), gemm)
-
-    def gated(self, x: Tensor, gemm: Gemm) -> Tensor:
-        """What `down` is given."""
-        norm = self.residual.pre
-        if self.cut is not None:
-            gate, up = self.gate_up.behind(norm, x, (self.inner, self.inner), gemm)
-            return ops.sparse_glu(gate, up, self.cut, self.activation)
-        matrices = Projections(self.gate_up, (self.inner, self.inner))
-        alike = matrices.formats[0] == matrices.formats[1]
-        if alike and (given := self.gate_up.together(norm, x, gemm)) is not None:
-            gate, up = matrices.weights
-            return ops.norm_glu(
-                *given[:3], gate, up, kind=given.kind, format=matrices.formats[0],
-                biases=matrices.biases, activation=self.activation, gate_scale=self.gate_scale,
-            )  # fmt: skip
-        gate_up = self.gate_up.products(x if norm is None else norm(x), gemm.product)
-        gate, up = gate_up if len(gate_up) == 2 else gate_up[0].chunk(2, dim=-1)
-        return ops.glu(gate, up, self.activation, gate_scale=self.gate_scale)
-
-
 class FusedLayer:
     """A decoder layer's mixer and feed-forward block; either may be None."""
 
-    __slots__ = ("block", "config", "mixer", "per_layer", "spec", "streams", "turned")
+    __slots__ = ("block", "mixer", "per_layer", "spec", "streams", "turned")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
-        roles = spec.norms
-        self.spec, self.config = spec, spec.config
+        self.spec, roles = spec, spec.norms
         self.turned: list[dict[str, Any]] = [m._parameters for m in layer.modules() if isinstance(m, Conv1D)]
-        last = "post_per_layer_input_norm" if spec.per_layer else roles.post_ffn
+        last = PerLayerBlock.norm if spec.per_layer else roles.post_ffn
 
-        def residual(pre: str | None, post: str | None, scale: float = spec.residual_scale) -> Residual:
-            before, behind = (Norm(layer._modules[n]) if has_norm(layer, n) else None for n in (pre, post))
-            scaled = spec.family.layer_scalar and post == last
-            return Residual(before, behind, scale, layer._buffers if scaled else None)
+        def residual(pre: str | None, post: str | None) -> Residual:
+            before, behind = (Norm(layer._modules[name]) if name else None for name in (pre, post))
+            scaled = post == last and "layer_scalar" in layer._buffers
+            return Residual(before, behind, spec.residual_scale, layer._buffers if scaled else None)
 
-        self.streams = StreamBlock(layer, spec) if spec.family.streams else None
+        self.streams = StreamBlock(layer, spec.family) if spec.streams else None
         self.mixer: Mixer | None = None
-        if spec.mixer:
+        if (mixer := spec.mixer) is not None:
             around = residual(roles.pre_attn, roles.post_attn)
             if self.streams is not None:
                 around = replace(around, buffers=self.streams.scalars)
-            module = layer if spec.kind.children else layer.get_submodule(spec.mixer)
-            self.mixer = spec.kind(module, spec.facts, around)
-        self.block: ExpertBlock | ParallelExperts | GatedMLP | MLP | None = None
-        scale = spec.residual_scale * spec.down_scale
-        around, mlp = residual(roles.pre_ffn, roles.post_ffn, scale), layer._modules.get(spec.ffn, layer)
-        if spec.experts and (kind := spec.family.experts) is not None:
-            outer = GatedMLP(layer._modules[kind.outer], spec, spec.outer, around) if spec.outer else None
-            self.block = ExpertBlock(mlp, kind, spec.activation, around, outer)
-        elif spec.mlp is not None:
-            self.block = (GatedMLP if spec.mlp.gated else MLP)(mlp, spec, spec.mlp, around)
+            module = layer if mixer.kind.children else layer.get_submodule(mixer.name)
+            self.mixer = mixer.kind(module, mixer.facts, around)
+        self.block: ExpertBlock | ParallelExperts | MLP | None = None
+        self.per_layer: PerLayerBlock | None = None
+        if (ffn := spec.ffn) is None:
+            return
+        around, module = residual(roles.pre_ffn, roles.post_ffn), layer._modules.get(ffn.name, layer)
+        if isinstance(ffn, ExpertsSpec):
+            outer = None if ffn.outer is None else GatedMLP(layer._modules[ffn.outer.name], ffn.outer, around)
+            self.block = ExpertBlock(module, ffn, around, outer)
+        else:
+            self.block = (GatedMLP if ffn.layers.gated else MLP)(module, ffn, around)
         if spec.beside:
-            self.block = ParallelExperts(layer, spec, self.block, around)
-        self.per_layer = PerLayerBlock(layer, spec, residual(None, last)) if spec.per_layer else None
+            assert isinstance(self.block, GatedMLP)
+            self.block = ParallelExperts(layer, spec.family, self.block, around)
+        if spec.per_layer:
+            self.per_layer = PerLayerBlock(layer, spec.family, ffn.activation, residual(None, last))
 
     @property
     def experts(self) -> ExpertBlock | ParallelExperts | None:
@@ -217,15 +163,16 @@ class FusedLayer:
             self.streams.prepare(dtype, device)
         if self.experts is not None:
             self.experts.lay_out()
-        if self.spec.family.norm_kind == "plain":
-            for size in (self.config.hidden_size, self.spec.facts.head_dim):
+        if self.spec.family.norm_kind == "plain" and self.spec.mixer is not None:
+            for size in (self.spec.config.hidden_size, self.spec.mixer.facts.head_dim):
                 ones(size, dtype, device)
 
     def rope(self, tables: Mapping[Kind, Table]) -> Rope:
         """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""
         if self.mixer is None or not self.mixer.rope:
             return None, None
-        kinds = getattr(self.config, "layer_rope_theta", None) or getattr(self.config, "layer_types", None)
+        config = self.spec.config
+        kinds = getattr(config, "layer_rope_theta", None) or getattr(config, "layer_types", None)
         own = kinds[self.spec.layer_idx] if kinds else None
         return tables[own if own in tables else None]
 

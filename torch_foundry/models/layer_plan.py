@@ -29,14 +29,14 @@ class LayerPlan(Plan):
         super().__init__(state)
         module, self.spec, self.shards = local_layer(layer)
         self.layer = FusedLayer(module, self.spec)
-        self.config = self.layer.config
+        self.config = self.spec.config
         self.watch = CallGuard(layer)
         self.parameters = tuple(m._parameters for m in module.modules() if m._parameters)
         self.trained = tuple(m._parameters for m in layer.modules() if m._parameters)
         mixer, block = self.layer.mixer, self.layer.block  # sinks and routers may be of other dtypes
         free = [mixer.parameters] if isinstance(mixer, Attention) else []
         free += block.free if isinstance(block, ExpertBlock) else []
-        turned = (m for m in module.modules() if isinstance(m, Conv1D) or class_key(base_class(type(m))) in EXPERTS)
+        turned = (m for m in module.modules() if isinstance(m, Conv1D) or class_key(type(m)) in EXPERTS)
         # as of `weight_reason`
         self.exempt = frozenset(map(id, free)), frozenset(id(m._parameters) for m in turned)
         self.buffers: dict[str, Any] = layer._buffers
@@ -58,7 +58,7 @@ class LayerPlan(Plan):
     @property
     def scalar(self) -> torch.Tensor | None:
         """[1]: what the layer's result is multiplied by."""
-        return self.buffers["layer_scalar"] if self.spec.family.layer_scalar else None
+        return self.buffers.get("layer_scalar")
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of a call behind its hidden states, by name. Raises Fallback."""

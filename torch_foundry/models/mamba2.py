@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torch_foundry import ops
@@ -14,11 +13,10 @@ from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV, RECURRENT
 from torch_foundry.kvcache.view import Rope, StateView
+from torch_foundry.models.checks import check_children, check_linear, require
 from torch_foundry.models.family import Family, class_key
 from torch_foundry.models.layer import mixes
-from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps
-from torch_foundry.models.spec import check_children, check_linear, require
-from torch_foundry.models.swap import base_class
+from torch_foundry.models.recurrent import RecurrentMixer, check_state, check_taps, states
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
 UNBOUNDED = (0.0, math.inf)  # which step sizes are as they come
@@ -71,7 +69,7 @@ def read(module: Any, family: Family) -> Mamba2Spec:
     check_linear("out_proj", module.out_proj, spec.inner, hidden)
     require(type(conv) is nn.Conv1d, f"conv1d is a {type(conv).__name__}")
     require(module.activation in ("silu", "swish"), f"the convolution's activation is {module.activation}")
-    known = class_key(base_class(type(norm))) == family.key("RMSNormGated")
+    known = class_key(type(norm)) == family.key("RMSNormGated")
     groups = getattr(norm, "n_groups", 1)  # of Falcon-H1, whose norms have no group_size
     group_size = getattr(norm, "group_size", spec.inner // groups)  # before transformers 5.23: of all numbers
     fits = known and group_size * spec.groups == spec.inner
@@ -106,12 +104,7 @@ class Mamba2(RecurrentMixer):
         spec = self.spec = facts
         self.module, self.residual = module, residual
         self.groups, self.out = (LinearGroup([Linear(module.in_proj)]),), Linear(module.out_proj)
-        self.state = RecurrentSpec(
-            (
-                (CONV, (spec.channels, spec.taps), None),
-                (RECURRENT, (spec.heads, spec.head_dim, spec.state_dim), torch.float32),
-            )
-        )
+        self.state = states(spec.channels, spec.taps, spec.heads, spec.head_dim, spec.state_dim)
         self.width = spec.channels + 4 * spec.inner + spec.heads
         self.prompts_differ = spec.bounds != UNBOUNDED
 

@@ -1,19 +1,91 @@
-"""A block of routed experts, with the norms around it and the residual behind it."""
+"""A block of routed experts: what has to be known of one, and its forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from torch_foundry import ops
-from torch_foundry.models.family import Experts
-from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear, LinearGroup, Projections, Residual
+from torch_foundry.core.errors import Fallback
+from torch_foundry.models.checks import check_children, check_linear, is_linear, require
+from torch_foundry.models.family import Experts, Family, class_key
+from torch_foundry.models.mlp import MLPS, UNGATED, GatedMLP, MLPSpec, read_mlp
+from torch_foundry.models.weights import ROW_BY_ROW, Gemm, Linear, LinearGroup, Residual
 from torch_foundry.nn import FoundryExperts
-from torch_foundry.nn.experts import Weights, lay_out
+from torch_foundry.nn.activations import BY_TORCH, activation_of_experts
+from torch_foundry.nn.experts import NAMES, Weights, lay_out, matrices_of, names_of
 from torch_foundry.nn.linear import dense_linear
+
+LEAST_SUM = 1e-12  # of a token's weights: where theirs is less, experts were chosen that all scores say are wrong
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Facts about one block of experts."""
+
+    name: str
+    kind: Experts
+    activation: str
+    inner: int  # outputs of gate and of up, of all that a token goes through together
+    outer: MLPSpec | None  # of an MLP of the layer's whose result is added
+
+
+def read_experts(name: str, block: Any, hidden: int, family: Family, outer: MLPSpec | None) -> ExpertsSpec:
+    """The facts of `block`, which is called `name`. outer: as of `ExpertsSpec`. Raises Fallback."""
+    assert family.experts is not None
+    kind = family.experts
+    shared = block._modules.get(kind.shared)
+    beside = {kind.shared, kind.shared_gate} if shared else set()
+    check_children(name, block, {"experts", kind.router, *beside, *kind.latent} - {""})
+    experts, correction, rule = block.experts, kind.correction_of(block), kind.rule(block)
+    seen = hidden
+    if latent := kind.latent_of(block):
+        into, back = kind.latent
+        seen = getattr(latent[0], "out_features", 0)
+        check_linear(into, latent[0], hidden, seen)
+        check_linear(back, latent[-1], seen, hidden)
+        require(getattr(experts, "group", None) is None, "experts that see a projection are shared between processes")
+    count, chosen = int(experts.num_experts), rule["k"]
+    require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
+    require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
+    method = getattr(getattr(block, kind.router), "topk_method", None)  # of DeepSeek V2
+    require(method in (None, "greedy", "group_limited_greedy"), f"routing by {method}")
+    least = attrgetter(kind.least)(block) if kind.least else 0.0
+    require(least <= LEAST_SUM, f"weights whose sum is less than {least} are divided by that")
+    require(correction is None or tuple(correction.shape) == (count,), f"corrections are not of {count} experts")
+    if not isinstance(experts, FoundryExperts):
+        require(class_key(type(experts)) == family.key(kind.suffix), f"experts is a {type(experts).__name__}")
+        shapes = [tuple(matrix.shape) for matrix in matrices_of(experts)]
+        inner = shapes[0][1]
+        expected = [(count, inner, seen)] * (len(shapes) - 1) + [(count, seen, inner)]
+        require(shapes == expected, f"experts have the shapes {shapes}")
+        require(not getattr(experts, "_is_expert_parallel", False), "experts are spread over several processes")
+    activation = activation_of_experts(experts)
+    if activation is None:
+        raise Fallback(f"activation of {type(experts).__name__}")
+    inner, gated = matrices_of(experts)[0].shape[1], names_of(experts) == NAMES
+    require(gated or activation in BY_TORCH, f"experts with {activation} and without a gate")
+    width = chosen * inner
+    if outer is not None:
+        require(outer.layers.gated and outer.activation == activation, f"{outer.name} is not an MLP as the experts are")
+        width += outer.inner
+    if shared is not None:
+        one = read_mlp(kind.shared, shared, hidden, family)
+        alike = one.activation == activation and one.layers == (MLPS[0] if gated else UNGATED)
+        require(alike, f"the shared expert is one of {one.activation}, {one.layers}")
+        if kind.shared_gate:
+            check_linear(kind.shared_gate, getattr(block, kind.shared_gate), hidden, 1)
+        parts = (shared, block._modules.get(kind.shared_gate))
+        for linear in (m for part in parts if part is not None for m in part.modules() if is_linear(m)):
+            require(linear.bias is None, "the shared expert has biases")
+            require(getattr(linear, "order", None) is None, "columns of the shared expert are in an order of their own")
+        width += one.inner
+    return ExpertsSpec(name, kind, activation, width, outer)
 
 
 class ExpertBlock:
@@ -27,11 +99,12 @@ class ExpertBlock:
         "residual", "router", "scale", "shared_gate", "shares",
     )  # fmt: skip
 
-    def __init__(self, block: Any, kind: Experts, activation: str, residual: Residual, outer: Any = None) -> None:
+    def __init__(self, block: Any, spec: ExpertsSpec, residual: Residual, outer: GatedMLP | None) -> None:
+        kind = spec.kind
         self.residual, self.norm, self.scale = residual, residual.pre, residual.scale
         self.outer = outer  # an MLP with the same norm, whose result is added too
         self.groups: tuple[LinearGroup, ...] = () if outer is None else outer.groups
-        self.block, self.kind, self.activation = getattr(block, "whole", block), kind, activation
+        self.block, self.kind, self.activation = getattr(block, "whole", block), kind, spec.activation
         self.experts, self.group = block.experts, getattr(block.experts, "group", None)
         latent = [Linear(module) for module in kind.latent_of(self.block)]
         self.into = LinearGroup(latent[:1])  # what experts see, where that is not what the router sees ...
@@ -130,7 +203,7 @@ class ExpertBlock:
             formats = {linear.format for linear in self.gate_up}
             if norm is not None and len(self.gate_up) == 2 and len(formats) == 1:
                 inner = ops.norm_glu(
-                    x, norm.weight, norm.eps, *Projections(self.gate_up, (0, 0)).weights,
+                    x, norm.weight, norm.eps, *(linear.weight for linear in self.gate_up),
                     kind=norm.kind, format=formats.pop(), activation=self.activation,
                 )  # fmt: skip
             else:

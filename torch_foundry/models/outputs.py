@@ -16,17 +16,17 @@ from torch_foundry.models.swap import base_class
 
 def decoder_of(module: nn.Module) -> Decoder | None:
     """What is known of `module` as a decoder."""
-    return DECODERS.get(class_key(base_class(type(module))))
+    return DECODERS.get(class_key(type(module)))
 
 
 def head_of(module: nn.Module) -> Head | None:
     """What is known of `module` as a causal language model, or one that is shown images."""
-    return HEADS.get(class_key(base_class(type(module))))
+    return HEADS.get(class_key(type(module)))
 
 
 def wrapper_of(module: nn.Module) -> Wrapper | None:
     """What is known of `module` as a wrapper of a decoder."""
-    return WRAPPERS.get(class_key(base_class(type(module))))
+    return WRAPPERS.get(class_key(type(module)))
 
 
 def replaced_ids(model: Any) -> frozenset[int]:

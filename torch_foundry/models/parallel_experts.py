@@ -9,12 +9,12 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core import limits
-from torch_foundry.models.families import NORMS
-from torch_foundry.models.family import class_key
-from torch_foundry.models.spec import LayerSpec, check_children, check_linear, check_norm, require
+from torch_foundry.models.checks import check_children, check_linear, check_norm, require
+from torch_foundry.models.family import Family, class_key
+from torch_foundry.models.mlp import GatedMLP
 from torch_foundry.models.swap import base_class
 from torch_foundry.models.watch import version_of
-from torch_foundry.models.weights import EXPERT_TOKENS, Gemm, LinearGroup, Norm, Residual
+from torch_foundry.models.weights import EXPERT_TOKENS, Gemm, Norm, Residual
 from torch_foundry.nn import FoundryExperts
 from torch_foundry.nn.activations import activation_of_experts
 from torch_foundry.nn.experts import Weights, matrices_of
@@ -29,16 +29,15 @@ class Router:
 
     __slots__ = ("_gain", "_ones", "_state", "eps", "kind", "module")
 
-    def __init__(self, router: Any, spec: LayerSpec, hidden: int, experts: int) -> None:
+    def __init__(self, router: Any, family: Family, hidden: int, experts: int) -> None:
         check_children("router", router, {"norm", "proj"})
-        known = NORMS.get(class_key(base_class(type(router.norm)))) == spec.family.norm_kind
-        require(known and not router.norm._parameters, "the router's norm is not one without a weight")
+        check_norm("router.norm", router.norm, family, 0)
         require(base_class(type(router.proj)) is torch.nn.Linear, "the router is packed")
         check_linear("router.proj", router.proj, hidden, experts)
         require(router.proj.bias is None, "the router has a bias")
         shapes = tuple(router.scale.shape), tuple(router.per_expert_scale.shape)
         require(shapes == ((hidden,), (experts,)), f"the router's factors have the shapes {shapes}")
-        self.module, self.eps, self.kind = router, float(router.norm.eps), spec.family.norm_kind
+        self.module, self.eps, self.kind = router, float(router.norm.eps), family.norm_kind
         self._state: Any = None
         self._gain = self._ones = torch.empty(0)
 
@@ -82,23 +81,24 @@ class Router:
 class ParallelExperts:
     """x + post(post_1(mlp(x)) + post_2(experts(pre_2(x))))."""
 
-    __slots__ = ("activation", "experts", "groups", "mlp", "posts", "pre", "residual", "router")
+    __slots__ = ("experts", "groups", "mlp", "posts", "pre", "residual", "router")
+    norms = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
+    children = frozenset({"experts", "router", *norms})
 
-    def __init__(self, layer: Any, spec: LayerSpec, mlp: Any, residual: Residual) -> None:
-        experts, family = layer.experts, spec.family
+    def __init__(self, layer: Any, family: Family, mlp: GatedMLP, residual: Residual) -> None:
+        experts = layer.experts
         stock = family.experts is not None and class_key(type(experts)) == family.key(family.experts.suffix)
         require(stock or isinstance(experts, FoundryExperts), f"experts is a {type(experts).__name__}")
         require(residual.post is not None, "no norm behind the blocks")
         count, hidden = len(matrices_of(experts)[0]), int(layer.hidden_size)
         require(count <= limits.MAX_EXPERTS, f"{count} experts")
-        require(activation_of_experts(experts) == spec.activation, "two activations")
-        names = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
-        for name in names:
-            check_norm(name, getattr(layer, name), spec.family, hidden)
-        first, second, self.pre = (Norm(getattr(layer, name)) for name in names)
+        require(activation_of_experts(experts) == mlp.spec.activation, "two activations")
+        for name in self.norms:
+            check_norm(name, getattr(layer, name), family, hidden)
+        first, second, self.pre = (Norm(getattr(layer, name)) for name in self.norms)
         self.posts, self.mlp, self.residual, self.experts = (first, second), mlp, residual, experts
-        self.groups: tuple[LinearGroup, ...] = mlp.groups
-        self.activation, self.router = spec.activation, Router(layer.router, spec, hidden, count)
+        self.groups = mlp.groups
+        self.router = Router(layer.router, family, hidden, count)
 
     def facts(self) -> tuple[Any, ...]:
         """What a captured step was made from."""
@@ -115,7 +115,7 @@ class ParallelExperts:
     def __call__(self, x: Tensor, gemm: Gemm, onto: Tensor | None = None) -> Tensor:
         """x [B, L, hidden]. onto: what the result is added to, in place of x."""
         first, second = self.posts
-        dense = first(gemm.product(self.mlp.down, self.mlp.gated(x, gemm)))
+        dense = first(gemm.product(self.mlp.down, self.mlp.inner(x, gemm)))
         both = second(self._routed(x.view(-1, x.shape[-1]), gemm).view(x.shape), dense)
         assert self.residual.post is not None
         return self.residual.post(both, x if onto is None else onto, self.residual.scalar)
@@ -123,7 +123,7 @@ class ParallelExperts:
     def _routed(self, x: Tensor, gemm: Gemm) -> Tensor:
         self.router.prepare()
         ids, routing = self.router(x, gemm)
-        weights, pre = Weights.of(self.experts, self.activation), self.pre
+        weights, pre = Weights.of(self.experts, self.mlp.spec.activation), self.pre
         if len(x) <= gemm.expert_tokens and weights.together:
             return weights.gemv(x, ids, routing, norm_weight=pre.weight, eps=pre.eps, kind=pre.kind)
         h, experts = pre(x), self.experts

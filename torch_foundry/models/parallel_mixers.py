@@ -12,11 +12,11 @@ from torch_foundry.kvcache.base import KVSpec, RecurrentSpec
 from torch_foundry.kvcache.view import KVStep, Rope, StateView
 from torch_foundry.models.attention import Attention
 from torch_foundry.models.attention_spec import AttentionSpec, read_attention
+from torch_foundry.models.checks import require
 from torch_foundry.models.family import PARALLEL, Family
 from torch_foundry.models.layer import Mixer, mixes
 from torch_foundry.models.mamba2 import Mamba2, Mamba2Spec
 from torch_foundry.models.mamba2 import read as read_mamba2
-from torch_foundry.models.spec import require
 from torch_foundry.models.watch import version_of
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Residual
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
-from torch_foundry.models.spec import LayerSpec, check_linear, check_norm, require
+from torch_foundry.models.checks import check_linear, check_norm, require
+from torch_foundry.models.family import Family
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.weights import Gemm, Linear, Norm, Residual
 from torch_foundry.nn import FoundryEmbedding
@@ -22,14 +23,16 @@ class PerLayerBlock:
     """x + norm(project(activation(gate(x)) * input)), the last block of a layer."""
 
     __slots__ = ("activation", "gate", "projection", "residual")
+    norm = "post_per_layer_input_norm"
+    children = frozenset({"act_fn", "per_layer_input_gate", "per_layer_projection", norm})
 
-    def __init__(self, layer: Any, spec: LayerSpec, residual: Residual) -> None:
+    def __init__(self, layer: Any, family: Family, activation: str, residual: Residual) -> None:
         columns, hidden = layer.per_layer_input_gate.out_features, layer.per_layer_input_gate.in_features
         check_linear("per_layer_input_gate", layer.per_layer_input_gate, hidden, columns)
         check_linear("per_layer_projection", layer.per_layer_projection, columns, hidden)
-        check_norm("post_per_layer_input_norm", layer.post_per_layer_input_norm, spec.family, hidden)
-        require(activation_of(layer.act_fn) == spec.activation, "two activations")
-        self.activation, self.residual = spec.activation, residual
+        check_norm(self.norm, layer._modules[self.norm], family, hidden)
+        require(activation_of(layer.act_fn) == activation, "two activations")
+        self.activation, self.residual = activation, residual
         self.gate, self.projection = Linear(layer.per_layer_input_gate), Linear(layer.per_layer_projection)
 
     def __call__(self, x: Tensor, given: Tensor, gemm: Gemm) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torch_foundry.kvcache.base import RecurrentSpec
-from torch_foundry.kvcache.recurrent import RecurrentLayer
+from torch_foundry.kvcache.recurrent import CONV, RECURRENT, RecurrentLayer
 from torch_foundry.kvcache.view import StateView
+from torch_foundry.models.checks import require
 from torch_foundry.models.layer import Mixer
-from torch_foundry.models.spec import require
 from torch_foundry.models.weights import Norm, Residual
 
 
@@ -23,6 +24,11 @@ def check_state(rows: int, columns: int, longest: int, largest: int) -> None:
 def check_taps(taps: int, most: int) -> None:
     """Raise Fallback unless kernels have a convolution of so many tokens."""
     require(taps <= most, f"a convolution of {taps} tokens, expected at most {most}")
+
+
+def states(channels: int, taps: int, *matrices: int) -> RecurrentSpec:
+    """The last inputs of a convolution, and of each head a matrix: [heads, rows, columns]."""
+    return RecurrentSpec(((CONV, (channels, taps), None), (RECURRENT, matrices, torch.float32)))
 
 
 class RecurrentMixer(Mixer):

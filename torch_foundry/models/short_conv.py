@@ -12,10 +12,10 @@ from torch_foundry.core import limits
 from torch_foundry.kvcache.base import RecurrentSpec
 from torch_foundry.kvcache.recurrent import CONV
 from torch_foundry.kvcache.view import Rope, StateView
+from torch_foundry.models.checks import check_children, check_linear, require
 from torch_foundry.models.family import Family
 from torch_foundry.models.layer import mixes
 from torch_foundry.models.recurrent import RecurrentMixer, check_taps
-from torch_foundry.models.spec import check_children, check_linear, require
 from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Residual
 
 

@@ -11,7 +11,6 @@ sum (a bias, a shared expert) is added by the first alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,9 @@ from transformers.pytorch_utils import Conv1D
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec
-from torch_foundry.models.spec import LayerSpec, build_spec, is_linear, require
+from torch_foundry.models.checks import is_linear, require
+from torch_foundry.models.moe import ExpertsSpec
+from torch_foundry.models.spec import LayerSpec, build_spec
 
 INSTALLED = "transformers.distributed.tensor_parallel"  # the module of the forwards that stock code puts in place
 
@@ -60,9 +61,9 @@ def local_layer(layer: nn.Module) -> tuple[nn.Module, LayerSpec, Shards]:
     return view, spec, Shards(reason, tuple(origins), view)
 
 
-def sharding_of(module: nn.Module) -> str | None:
+def sharding_of(module: Any) -> str | None:
     """That parameters of `module` are split over processes, in words; None: they are not."""
-    counts = [parameter.device_mesh.size() for parameter in _parameters(module) if _is_dtensor(parameter)]
+    counts = [parameter.device_mesh.size() for parameter in module.parameters() if _is_dtensor(parameter)]
     return f"weights are sharded over {max(counts)} processes" if counts else None
 
 
@@ -94,12 +95,12 @@ class ShardedRows:
             out.mul_(scale)
 
 
-def share_random_numbers(model: nn.Module) -> None:
+def share_random_numbers(model: Any) -> None:
     """Let torch's default generators go on, in all processes that share `model`, as they would in the first: processes
     that drew other tokens would add up parts of different texts. Does nothing if nothing is split."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    mesh: Any = next((parameter.device_mesh for parameter in _parameters(model) if _is_dtensor(parameter)), None)
+    mesh: Any = next((parameter.device_mesh for parameter in model.parameters() if _is_dtensor(parameter)), None)
     if mesh is None:
         return
     for generator in (torch.random, torch.get_device_module(mesh.device_type)):
@@ -107,10 +108,6 @@ def share_random_numbers(model: nn.Module) -> None:
             state = generator.get_rng_state().to(mesh.device_type)
             torch.distributed.broadcast(state, group=mesh.get_group(), group_src=0)
             generator.set_rng_state(state.cpu())
-
-
-def _parameters(module: nn.Module) -> Iterator[Any]:
-    yield from module.parameters()
 
 
 def _is_dtensor(parameter: Any) -> bool:
@@ -130,7 +127,7 @@ def _is_installed(forward: Any) -> bool:
     return getattr(forward, "__module__", None) == INSTALLED
 
 
-def _view(name: str, module: nn.Module, origins: list[Origin]) -> nn.Module:
+def _view(name: str, module: Any, origins: list[Origin]) -> nn.Module:
     """A copy of `module`, called `name`, and of what is split inside, with plain tensors."""
     own: nn.Module = object.__new__(type(module))
     own.__dict__.update(module.__dict__)
@@ -143,7 +140,7 @@ def _view(name: str, module: nn.Module, origins: list[Origin]) -> nn.Module:
     local = {parameter: _local(value) for parameter, value in module._parameters.items()}
     own.__dict__.update({"_parameters": local, "_modules": children, "whole": module})
     origins += [(module._parameters, key, value, _memory(value)) for key, value in module._parameters.items()]
-    meshes = [parameter.device_mesh for parameter in _parameters(module) if _is_dtensor(parameter)]
+    meshes = [parameter.device_mesh for parameter in module.parameters() if _is_dtensor(parameter)]
     if meshes:
         require(all(mesh.ndim == 1 and mesh == meshes[0] for mesh in meshes), "in several dimensions")
         own.__dict__["processes"] = meshes[0].size()
@@ -185,15 +182,15 @@ def _fit(name: str, own: Any, parameters: dict[str, Any], mesh: Any) -> None:
 
 def _check(view: Any, spec: LayerSpec) -> None:
     """Raise Fallback if shards of a weight are not weights of fewer heads or columns, or are added up elsewhere."""
-    mixer, ffn = view.get_submodule(spec.mixer), view._modules.get(spec.ffn)
     split = [name for name, module in view.named_modules() if hasattr(module, "processes")]
-    require(spec.mixer not in split or isinstance(spec.facts, AttentionSpec), f"{spec.mixer} is not attention")
-    if spec.mixer in split and not spec.family.grouped_rows:  # those are a head's, one behind the other
-        fused = next((name for name in PACKED if name in mixer._modules), None)
-        require(fused is None, f"{fused} holds several matrices")
-    for name, names in ((spec.ffn, spec.mlp), (spec.family.experts and spec.family.experts.outer, spec.outer)):
-        if names is not None and name in split:
-            require(not names.gated or len(names.first) == 2, f"{names.first[0]} holds several matrices")
+    mixer, ffn = spec.mixer, spec.ffn
+    if mixer is not None and mixer.name in split:
+        require(isinstance(mixer.facts, AttentionSpec), f"{mixer.name} is not attention")
+        fused = next((name for name in PACKED if name in view.get_submodule(mixer.name)._modules), None)
+        require(fused is None or spec.family.grouped_rows, f"{fused} holds several matrices")  # of a head each
+    for mlp in (ffn.outer if isinstance(ffn, ExpertsSpec) else ffn,):
+        if mlp is not None and mlp.name in split:
+            require(not mlp.layers.joined, f"{mlp.layers.first[0]} holds several matrices")
     require(not spec.beside or "experts" not in split, "experts beside an MLP")
-    if spec.experts and not hasattr(ffn.experts, "group"):
-        require(spec.ffn not in split, "the shared expert is split, and the experts are not")
+    if isinstance(ffn, ExpertsSpec) and not hasattr(view._modules[ffn.name].experts, "group"):
+        require(ffn.name not in split, "the shared expert is split, and the experts are not")

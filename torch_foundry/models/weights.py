@@ -151,6 +151,14 @@ class Normed(NamedTuple):
     kind: str = "llama"
 
 
+class Projections(NamedTuple):
+    """Of one x, for a kernel of several products: [width, K] each, rows of blocks if packed; and their [width]."""
+
+    weights: list[torch.Tensor]
+    formats: tuple[str | None, ...]
+    biases: list[torch.Tensor | None]
+
+
 class LinearGroup(tuple[Linear, ...]):
     """Linear layers with the same input."""
 
@@ -178,6 +186,15 @@ class LinearGroup(tuple[Linear, ...]):
             self._compared, self._equal = now, all(torch.equal(order, orders[0]) for order in orders[1:])
         return self._equal
 
+    def projections(self, widths: Sequence[int]) -> Projections:
+        """All layers, or the parts of one that holds them all, cut into `widths` outputs."""
+        weights, biases = [linear.weight for linear in self], [linear.parameters["bias"] for linear in self]
+        formats = tuple(linear.format for linear in self) * (len(widths) // len(self))
+        if len(self) == 1:
+            weights = list(weights[0].split(widths))
+            biases = [None] * len(widths) if biases[0] is None else list(biases[0].split(widths))
+        return Projections(weights, formats, biases)
+
     def products(self, x: torch.Tensor, product: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
         """`product` of each layer and x. If all have the same column order, x is reordered once."""
         if self[0].order is None or not self.same_perm:
@@ -201,36 +218,11 @@ class LinearGroup(tuple[Linear, ...]):
         """Outputs, cut into `widths`, for an x that passes `norm` first: in one launch, if x has few rows."""
         alone = len(self) == 1 and not gemm.fuses(norm, x)  # a kernel of its own has more variants
         if not alone and (given := self.together(norm, x, gemm)) is not None:
-            all_ = Projections(self, widths)
-            y = ops.norm_linear(*given[:3], all_.weights, kind=given.kind, formats=all_.formats, biases=all_.biases)
+            weights, formats, biases = self.projections(widths)
+            y = ops.norm_linear(*given[:3], weights, kind=given.kind, formats=formats, biases=biases)
             return list(y.split(widths, dim=-1))
         found = self.products(x if norm is None else norm(x), gemm.product)
         return found if len(found) == len(widths) else list(found[0].split(widths, dim=-1))
-
-
-class Projections:
-    """Projections of one input: several linear layers, or one that holds them all, cut into `widths` outputs each."""
-
-    __slots__ = ("formats", "linears", "widths")
-
-    def __init__(self, linears: Sequence[Linear], widths: Sequence[int]) -> None:
-        self.linears = tuple(linears)
-        self.widths = list(widths)
-        self.formats = tuple(linear.format for linear in self.linears) * (len(widths) // len(self.linears))
-
-    @property
-    def weights(self) -> list[torch.Tensor]:
-        """[width, in_features] each; rows of blocks if packed."""
-        weights: list[torch.Tensor] = [linear.weight for linear in self.linears]
-        return weights if len(weights) > 1 else list(weights[0].split(self.widths))
-
-    @property
-    def biases(self) -> list[torch.Tensor | None]:
-        """[width] each."""
-        biases = [linear.parameters["bias"] for linear in self.linears]
-        if len(biases) > 1:
-            return biases
-        return [None] * len(self.widths) if biases[0] is None else list(biases[0].split(self.widths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ class Architecture:
     config that has the feed-forward length of an expert. rope: what rope parameters of a type have besides what files
     say. variants: key that is above 0 -> what it is then. value_size, shared_size: fields of the config that have the
     size of a value head of a recurrent state, and of a shared expert. unused: fields that say nothing of such a model.
-    outer: tensors beside those of blocks. two_kinds: blocks with a window have heads of another size than those
-    without. alone: types in the config of blocks that are a state space, attention or a feed-forward block alone.
-    rotated: whether heads are. latent: attention is multi-head latent attention. streams: layers lie around one of
-    several residual streams. xielu: the activation function is xIELU, whose numbers are metadata.
+    outer: tensors beside those of blocks. blocks: what they have of their own, in `model.BLOCKS`. alone: types in the
+    config of blocks that are a state space, attention or a feed-forward block alone. rotated: whether heads are. xielu:
+    the activation function is xIELU, whose numbers are metadata.
     block: what the names of a block's parameters begin with.
     """
 
@@ -54,10 +53,8 @@ class Architecture:
     rope: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expert_size: str = "moe_intermediate_size"
     outer: tuple[Slot, ...] = ()
-    two_kinds: bool = False
+    blocks: str = "alike"
     alone: tuple[str, ...] = ()
-    latent: bool = False
-    streams: bool = False
     xielu: bool = False
     rotated: bool = True
     value_size: str = "linear_value_head_dim"

@@ -13,11 +13,14 @@ from torch_foundry.io.gguf.dense import DENSE
 from torch_foundry.io.gguf.granite import GRANITES
 from torch_foundry.io.gguf.hybrids import HYBRIDS
 from torch_foundry.io.gguf.keys import (
+    BASES,
     EXPERTS,
+    FREE_SOFTCAP,
     GEMMA4_KEYS,
     GROWING_KEYS,
     LATENT_KEYS,
     LOCAL_EXPERTS,
+    NORMALIZED,
     PATTERN,
     ROUTED_EXPERTS,
     SCALED_QUERIES,
@@ -85,7 +88,7 @@ QWEN3 = Architecture("Qwen3Config", (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MLP), opti
 QWEN3MOE = Architecture(
     "Qwen3MoeConfig",
     (*PRE_NORMS, *QKVO, *HEAD_NORMS, *MOE),
-    (*EXPERTS, Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, True)),
+    (*EXPERTS, replace(NORMALIZED, default=True)),
     options={"attention_bias": QKVO_BIAS},
 )
 
@@ -94,7 +97,7 @@ DEEPSEEK2 = Architecture(
     (*LATENT, *(slot for slot in DEEPSEEK_MOE if not slot.tensor.endswith("bias"))),
     (*LATENT_KEYS, *SOFTMAX_EXPERTS),
     leading=MLP,
-    latent=True,
+    blocks="latent",
     unused=frozenset({"n_group", "norm_topk_prob", "topk_group"}),  # None of greedy routing
 )
 YOUTU = replace(
@@ -129,11 +132,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture(
         "Qwen2MoeConfig",
         (*PRE_NORMS, *QKVO, *MOE, *SHARED_EXPERT),
-        (
-            *EXPERTS,
-            SHARED,
-            Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False),
-        ),
+        (*EXPERTS, SHARED, NORMALIZED),
         options={"qkv_bias": QKV_BIAS},
     ),
     "qwen3": QWEN3,
@@ -164,11 +163,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         GEMMA,
         config="Gemma3TextConfig",
         layer=(*SANDWICH, *QKVO, *HEAD_NORMS, *MLP),
-        own_keys=(replace(SOFTCAPS[1], default=None), WINDOW, PATTERN, replace(SWA_BASE, default=1e4)),
+        own_keys=(FREE_SOFTCAP, WINDOW, PATTERN, *BASES),
         pattern=6,
         scalar_layers=62,
     ),
-    "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, two_kinds=True),
+    "gemma4": Architecture("Gemma4TextConfig", GEMMA4, GEMMA4_KEYS, tied=True, outer=GEMMA4_OUTER, blocks="two_kinds"),
     "gemma3n": GEMMA3N,
     "mistral3": replace(
         MISTRAL,
@@ -210,7 +209,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(
         "OlmoeConfig",
         (*PRE_NORMS, *QKVO, *FULL_NORMS, *MOE),
-        (*EXPERTS, Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False)),
+        (*EXPERTS, NORMALIZED),
         expert_size="intermediate_size",
     ),
     "seed_oss": Architecture(

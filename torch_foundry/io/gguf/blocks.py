@@ -3,15 +3,42 @@ Nemotron-H's, which are a mixer or a feed-forward block, and those with multi-he
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch_foundry.io.gguf.keys import elements
 
-PATTERN, ROTATED = "attention.sliding_window_pattern", "attention.rope_pattern"
+PATTERN, ROTATED, SHARED_KV = "attention.sliding_window_pattern", "attention.rope_pattern", "attention.shared_kv_layers"
 GROWTH, GROWTH_FROM = "attention.temperature_scale", "attention.temperature_length"
 RANK, KEY, YARN = "attention.kv_lora_rank", "attention.key_length", "rope.scaling.yarn_log_multiplier"
 _MOST = 1 << 24  # of such numbers
 _FULL, _WINDOW = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a file says of its blocks. Sizes are by the letters of slots' shapes."""
+
+    sizes: list[dict[str, int]]  # of each, where they aren't the model's
+    fields: dict[str, Any] = field(default_factory=dict)  # of the config
+    common: dict[str, int] = field(default_factory=dict)  # sizes of the model
+
+
+def alike(model: Any) -> Blocks:
+    """Nothing besides what keys say of all."""
+    return Blocks([{}] * model.layers)
+
+
+def head_sizes(heads: int, kv_heads: int, head: int) -> dict[str, int]:
+    """Of attention, by the letters of slots' shapes."""
+    return {"A": heads, "Q": heads * head, "G": kv_heads, "K": kv_heads * head, "D": head}
+
+
+def state_sizes(keys: int, key: int, heads: int, value: int) -> dict[str, int]:
+    """Of a recurrent state with so many key heads, and value heads, of these sizes."""
+    inner = heads * value
+    sizes = {"G": keys, "N": key, "B": heads, "U": value, "Z": inner}
+    return sizes | {"M": inner // keys, "C": 2 * keys * key + inner}
 
 
 def layer_types(model: Any) -> list[str]:
@@ -24,7 +51,11 @@ def layer_types(model: Any) -> list[str]:
         local = [bool((index + 1) % period) for index in range(count)]
     else:
         local = _of_each(model, PATTERN, f"every which layer sees all, or {count} truth values")
-    return [_WINDOW if here else _FULL for here in local]
+    types = [_WINDOW if here else _FULL for here in local]
+    shared = model.values.get(SHARED_KV) or 0
+    if set(types[: max(0, count - shared)]) != set(types):
+        raise model.fail("HP_RANGE", SHARED_KV, "as many as leave a block of each kind whose keys are shared", shared)
+    return types
 
 
 def rotated(model: Any) -> list[bool]:
@@ -51,8 +82,8 @@ def of_each_block(model: Any, name: str) -> list[int]:
     return listed
 
 
-def two_kinds(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The letters of slots' shapes that differ from block to block, and what the config says of it.
+def two_kinds(model: Any) -> Blocks:
+    """Those with a window have heads of another size than those without.
 
     In `model.values` remains what blocks with a window have. LoadError HP_RANGE, HP_TYPE.
     """
@@ -62,10 +93,7 @@ def two_kinds(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
     for name in ("expert_used_count", "expert_feed_forward_length"):
         if values["expert_count"] and values[name] is None:
             raise model.fail("HP_MISSING", name, "an integer", "none")
-    heads, shared = values["attention.head_count"], values["attention.shared_kv_layers"]
-    if shared and set(types[: max(0, count - shared)]) != set(types):
-        expected = "as many as leave a block of each kind whose keys are shared"
-        raise model.fail("HP_RANGE", "attention.shared_kv_layers", expected, shared)
+    heads, shared = values["attention.head_count"], values[SHARED_KV]
     sizes, keys = {}, of_each_block(model, "attention.head_count_kv")
     for kind, suffix in ((_WINDOW, "_swa"), (_FULL, "")):
         size = values[f"attention.key_length{suffix}"]
@@ -103,13 +131,13 @@ def two_kinds(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
         "use_double_wide_mlp": wide,
         "enable_moe_block": bool(values["expert_count"]),
     }
-    if rows := model.rows("per_layer_token_embd.weight"):
+    if rows := model.container.rows("per_layer_token_embd.weight"):
         fields["vocab_size_per_layer_input"] = rows
-    return blocks, fields
+    return Blocks(blocks, fields, {"R": sizes[_FULL][0]})
 
 
-def alone(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The same of blocks of which each is one thing: the letters of all others are 0.
+def alone(model: Any) -> Blocks:
+    """Each is one of the kinds of `Architecture.alone`: the letters of all others are 0.
 
     In `model.values` remains the feed-forward length of blocks that have one. LoadError HP_RANGE.
     """
@@ -127,11 +155,11 @@ def alone(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
         blocks.append({letter: size for letter, size in none.items() if letter not in letters})
     size = model.values["feed_forward_length"] = max(inner) or 1
     seen = model.values.get("moe_latent_size") or None
-    return blocks, {"layers_block_type": types, "intermediate_size": size, "moe_latent_size": seen}
+    return Blocks(blocks, {"layers_block_type": types, "intermediate_size": size, "moe_latent_size": seen})
 
 
-def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The same of multi-head latent attention, of which all blocks are alike, but for those with a recurrent state.
+def latent(model: Any) -> Blocks:
+    """They have multi-head latent attention and are alike, but for those with a recurrent state.
 
     Files say the sizes of heads, or, since keys and values are made by two tensors, those of latents, and of heads by
     keys of their own. In `model.values` remains the size of what is rotated. LoadError HP_RANGE, HP_MISSING.
@@ -171,15 +199,23 @@ def latent(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
     if model.architecture.config == "DeepseekV2Config":
         fields["topk_method"] = "group_limited_greedy" if values["expert_group_count"] > 1 else "greedy"
     if not hybrid:
-        return [letters] * model.layers, fields
+        return Blocks([letters] * model.layers, fields)
     of_state = {"N": values["kda.head_dim"], "B": heads, "Z": heads * values["kda.head_dim"]}
     of_state |= {"T": values["ssm.conv_kernel"]}
     kinds = of_each_block(model, "attention.head_count_kv")[: model.layers]
-    return [letters if keys else of_state for keys in kinds], fields | {"linear_num_heads": heads}
+    return Blocks([letters if keys else of_state for keys in kinds], fields | {"linear_num_heads": heads})
 
 
-def said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
-    """The inverse: hyperparameters by their keys. joined: keys and values are made by one tensor."""
+def said_of_blocks(config: Any, architecture: Any, joined: bool) -> dict[str, Any]:
+    """The inverse: hyperparameters by their keys. joined: keys and values of latents are made by one tensor."""
+    if architecture.blocks == "latent":
+        return _said_of_latent(config, joined)
+    if architecture.blocks == "alone":
+        return _said_of_alone(config, architecture)
+    return said_of_two_kinds(config) if architecture.blocks == "two_kinds" else {}
+
+
+def _said_of_latent(config: Any, joined: bool) -> dict[str, Any]:
     rank, rotated, value = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
     key = config.qk_nope_head_dim + rotated
     dense = {}
@@ -201,8 +237,7 @@ def leading_dense(config: Any, field: str = "first_k_dense_replace") -> int:
     return int(getattr(config, field, kinds.index("sparse")))
 
 
-def said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
-    """The inverse: hyperparameters by their keys."""
+def _said_of_alone(config: Any, architecture: Any) -> dict[str, Any]:
     _, attention, feed_forward = architecture.alone
     width = getattr(config, architecture.expert_size if feed_forward == "moe" else "intermediate_size")
     return {
@@ -218,7 +253,7 @@ def head_dim(config: Any) -> int:
 
 
 def said_of_two_kinds(config: Any) -> dict[str, Any]:
-    """The inverse: hyperparameters by their keys."""
+    """Of `two_kinds`: hyperparameters by their keys."""
     layers = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
     full = layers[config.layer_types.index(_FULL)].head_dim
     first = config.num_hidden_layers - config.num_kv_shared_layers

@@ -78,6 +78,7 @@ NEMOTRON = Architecture(
     embedding=NEMOTRON_H_EMBEDDING,
     norm=NEMOTRON_H_NORM,
     value_size="mamba_head_dim",
+    blocks="alone",
     alone=(*MAMBA, "mlp"),
     rotated=False,
     unused=UNSAID
@@ -114,7 +115,7 @@ HYBRIDS: dict[str, Architecture] = {
         (*LATENT, *DEEPSEEK_MOE),
         KIMI_LINEAR_KEYS,
         leading=MLP,
-        latent=True,
+        blocks="latent",
         rotated=False,
         recurrent=KIMI_DELTA,
     ),

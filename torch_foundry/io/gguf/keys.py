@@ -32,7 +32,7 @@ def elements(value: Any, count: int) -> list[Any]:
 
 REQUIRED = object()
 EPSILON = 1e-30  # of bounds that are not allowed themselves
-
+BASE = Key("rope.freq_base", "", float, 1.0, 1e18, 1e4)
 COMMON = (
     Key("context_length", "max_position_embeddings", int, 1, 1 << 27, REQUIRED),
     Key("embedding_length", "hidden_size", int, 1, 1 << 20, REQUIRED),
@@ -45,7 +45,7 @@ COMMON = (
     Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", float, EPSILON, 0.1, REQUIRED),
     Key("vocab_size", "", int, 1, 1 << 31),
     Key("rope.dimension_count", "", int, 2, 1 << 14),
-    Key("rope.freq_base", "", float, 1.0, 1e18),
+    BASE,
     Key("rope.scaling.type", "", str, 0, 0, "none"),
     Key("rope.scaling.factor", "", float, EPSILON, 1e6, 1.0),
     Key("rope.scaling.attn_factor", "", float, EPSILON, 1e6),
@@ -64,18 +64,20 @@ ROTATED_WINDOWS = (
     Key("attention.rope_pattern", "", object, 0, 0),  # which layers rotate heads
 )
 SWA_BASE = Key("rope.freq_base_swa", "", float, 1.0, 1e18)
+BASES = (replace(BASE, default=1e6), replace(SWA_BASE, default=1e4))  # of Gemma from 3 on
 EXPERTS = (
     Key("expert_count", "num_experts", int, 1, 1 << 12, REQUIRED),
     Key("expert_used_count", "num_experts_per_tok", int, 1, 1 << 12, REQUIRED),
     Key("expert_feed_forward_length", "", int, 1, 1 << 24),
 )
+NORMALIZED = Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False)
 ROUTED_EXPERTS = (  # of DeepSeek's kind: chosen by sigmoids, beside experts that all tokens go to
     replace(EXPERTS[0], field="n_routed_experts"),
     EXPERTS[1],
     replace(EXPERTS[2], default=REQUIRED),
     Key("expert_shared_count", "n_shared_experts", int, 1, 1 << 7, REQUIRED),
     Key("expert_weights_scale", "routed_scaling_factor", float, EPSILON, 1e6, 1.0),
-    Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, False),
+    NORMALIZED,
     Key("expert_gating_func", "", int, 2, 2, 2),  # sigmoid
     Key("expert_group_count", "n_group", int, 1, 1 << 7, 1),
     Key("expert_group_used_count", "topk_group", int, 1, 1 << 7, 1),
@@ -97,22 +99,27 @@ GROWING_KEYS = (  # of Mistral 4, besides; llama.cpp's converter leaves out by h
 )
 LOCAL_EXPERTS = (replace(EXPERTS[0], field="num_local_experts"), *EXPERTS[1:])
 SHARED = Key("expert_shared_feed_forward_length", "", int, 1, 1 << 24)
+
+
+def _state_keys(taps: str, size: str, keys: str, values: str) -> tuple[Key, ...]:
+    """Of recurrent states: fields for the convolution's tokens, a key head, and how many heads of either kind."""
+    return (
+        Key("ssm.conv_kernel", taps, int, 1, 1 << 7, REQUIRED),
+        Key("ssm.state_size", size, int, 1, 1 << 14, REQUIRED),
+        Key("ssm.group_count", keys, int, 1, 1 << 14, REQUIRED),
+        Key("ssm.time_step_rank", values, int, 1, 1 << 14, REQUIRED),
+        Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    )
+
+
 DELTA_KEYS = (
-    Key("ssm.conv_kernel", "linear_conv_kernel_dim", int, 1, 1 << 7, REQUIRED),
-    Key("ssm.state_size", "linear_key_head_dim", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.group_count", "linear_num_key_heads", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.time_step_rank", "linear_num_value_heads", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    *_state_keys("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
     Key("full_attention_interval", "", int, 1, 1 << 12, 4),
     Key("nextn_predict_layers", "", int, 0, 1 << 12, 0),
 )
 BY_BLOCK = Key("attention.head_count_kv", "", object, 1, 1 << 14)  # 0: such a block has no attention
 STATE_KEYS = (  # of Mamba2
-    Key("ssm.conv_kernel", "mamba_d_conv", int, 1, 1 << 7, REQUIRED),
-    Key("ssm.state_size", "mamba_d_state", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.group_count", "mamba_n_groups", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.time_step_rank", "mamba_n_heads", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    *_state_keys("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads"),
     Key("rope.scaling.finetuned", "", bool, 0, 1, True),  # whether heads are rotated
     BY_BLOCK,
 )
@@ -122,11 +129,7 @@ NEMOTRON_H_KEYS = (
         *("attention.layer_norm_rms_epsilon", "layer_norm_epsilon", float, EPSILON, 0.1, REQUIRED),
         also="attention.layer_norm_epsilon",  # without which llama.cpp opens no file, and which may be the only one
     ),
-    Key("ssm.conv_kernel", "conv_kernel", int, 1, 1 << 7, REQUIRED),
-    Key("ssm.state_size", "ssm_state_size", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.group_count", "n_groups", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.time_step_rank", "mamba_num_heads", int, 1, 1 << 14, REQUIRED),
-    Key("ssm.inner_size", "", int, 1, 1 << 20, REQUIRED),
+    *_state_keys("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads"),
     BY_BLOCK,
     Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),  # 0: such a block has none
 )
@@ -144,7 +147,7 @@ _OF_KIMI: dict[str, dict[str, Any]] = {
 KIMI_LINEAR_KEYS = (
     BY_BLOCK,
     *(replace(key, **_OF_KIMI.get(key.name, {})) for key in (*LATENT_KEYS, *ROUTED_EXPERTS)),
-    Key("ssm.conv_kernel", "linear_conv_kernel_dim", int, 1, 1 << 7, REQUIRED),
+    DELTA_KEYS[0],
     Key("kda.head_dim", "linear_head_dim", int, 1, 1 << 14, REQUIRED),
 )
 CONV_KEYS = (
@@ -156,7 +159,7 @@ CONV_MOE_KEYS = (
     *CONV_KEYS,
     *(EXPERTS[0], EXPERTS[1], replace(EXPERTS[2], default=REQUIRED)),
     Key("expert_weights_scale", "routed_scaling_factor", float, EPSILON, 1e6, 1.0),
-    Key("expert_weights_norm", "norm_topk_prob", bool, 0, 1, True),
+    replace(NORMALIZED, default=True),
     Key("expert_gating_func", "", int, 2, 2, 2),  # sigmoid
     Key("leading_dense_block_count", "num_dense_layers", int, 0, 1 << 12, 0),
 )
@@ -167,9 +170,9 @@ SOFTCAPS = (
     Key("attn_logit_softcapping", "attn_logit_softcapping", float, EPSILON, 1e6, 50.0),
     Key("final_logit_softcapping", "final_logit_softcapping", float, EPSILON, 1e6, 30.0),
 )
+FREE_SOFTCAP = replace(SOFTCAPS[1], default=None)
 GEMMA4_KEYS = (
-    *(replace(SOFTCAPS[1], default=None), replace(WINDOW, low=1, default=REQUIRED), PATTERN),
-    replace(SWA_BASE, default=1e4),
+    *(FREE_SOFTCAP, replace(WINDOW, low=1, default=REQUIRED), PATTERN, *BASES),
     replace(BY_BLOCK, default=REQUIRED),
     Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),  # of each block, it may be
     *(Key(f"attention.key_length{suffix}", "", int, 2, 1 << 14, REQUIRED) for suffix in ("", "_swa")),

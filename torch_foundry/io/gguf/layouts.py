@@ -112,12 +112,17 @@ LAYOUTS = {
 }
 
 
+def shape_of(letters: str, sizes: Sizes) -> tuple[int, ...]:
+    """What `Slot.shape` stands for."""
+    return tuple(sum(sizes[letter] for letter in dim.split("+")) for dim in letters.split())
+
+
 def stored_shapes(slot: Slot, sizes: Sizes) -> list[tuple[int, ...]]:
     """The shape of each of a slot's tensors in the file."""
     count = len(slot.tensors)
-    dims = [dim.split("+") for dim in (slot.stored or slot.shape).split()]
-    each = ([d[i : i + 1] if len(d) == count > 1 else d for d in dims] for i in range(count))
-    return [tuple(sum(sizes[letter] for letter in dim) for dim in own) for own in each]
+    dims = (slot.stored or slot.shape).split()
+    each = ([d.split("+")[i] if d.count("+") + 1 == count else d for d in dims] for i in range(count))
+    return [shape_of(" ".join(own), sizes) for own in each]
 
 
 def check_tensor(file: Path, info: TensorInfo, stored: tuple[int, ...], matrix: bool) -> None:

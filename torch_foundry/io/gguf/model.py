@@ -11,13 +11,16 @@ import torch
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.gguf.activations import activations
-from torch_foundry.io.gguf.blocks import alone, latent, of_each_block, two_kinds
+from torch_foundry.io.gguf.blocks import alike, alone, head_sizes, latent, of_each_block, state_sizes, two_kinds
 from torch_foundry.io.gguf.hyperparameters import find_architecture, read_hyperparameters
-from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, stored_shapes
+from torch_foundry.io.gguf.layouts import LAYOUTS, check_tensor, put_together, shape_of, stored_shapes
 from torch_foundry.io.gguf.rope import RopeError, proportional, rope_parameters
 from torch_foundry.io.gguf.slots import BLOCK, EMBEDDING, OUTPUT, QKVO, ROPE_TENSORS, Sizes, Slot, experts_in_one
 from torch_foundry.io.gguf.streams import streams
 from torch_foundry.io.weights import Weight, WeightReader
+
+# What reads of blocks what they have of their own, by `Architecture.blocks`.
+BLOCKS = {"alike": alike, "two_kinds": two_kinds, "latent": latent, "alone": alone, "streams": streams}
 
 
 class GgufModel:
@@ -39,13 +42,9 @@ class GgufModel:
         self.layers = self.values["block_count"] - (self.values.get("nextn_predict_layers") or 0)
         if self.layers < 1:
             raise self.fail("HP_RANGE", "nextn_predict_layers", "fewer than there are blocks", "all of them")
-        self.blocks: list[dict[str, int]] = [{}] * self.layers
-        self.fields: dict[str, Any] = {}  # of the config, besides those of keys
-        for kind in (two_kinds, latent, alone, streams):
-            if getattr(self.architecture, kind.__name__):
-                self.blocks, self.fields = kind(self)
+        self.blocks = BLOCKS[self.architecture.blocks](self)
         self._kv_heads = self._heads_of_blocks()
-        self.sizes = self._sizes()
+        self.sizes = self._sizes() | self.blocks.common
         found = self._found()
         self._own = {name for _, names, _ in found for name in names}
         source = WeightReader(container, mmap, lambda name: check_finite and not self.allow("NONFINITE", name))
@@ -79,33 +78,34 @@ class GgufModel:
         allowed = range(2, head + 1, 2) if self.architecture.partial_rope else (head,)
         if rotated not in allowed or head % 2:
             raise self.fail("HP_RANGE", "rope.dimension_count", f"an even number up to the head size {head}", rotated)
-        sizes = {"H": hidden, "A": heads, "Q": heads * head, "K": kv_heads * head, "D": head, "R": rotated, "1": 1}
-        sizes |= {"F": values["feed_forward_length"], "G": kv_heads}
-        if experts := values.get("expert_count"):
-            used = values["expert_used_count"]
-            if used > experts:
-                raise self.fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
-            groups, chosen = (values.get(f"expert_group_{name}") or 1 for name in ("count", "used_count"))
-            if experts % groups or chosen > groups:
-                expected = f"a divisor of {experts}, with as many groups chosen at most"
-                raise self.fail("HP_RANGE", "expert_group_count", expected, f"{groups}, {chosen} chosen")
-            inner = values.get("expert_feed_forward_length")
-            all_alone = self.architecture.expert_size == "intermediate_size"
-            sizes |= {"E": experts, "X": inner or (sizes["F"] if all_alone else sizes["F"] // used)}
-            shared = sizes["X"] * (values.get("expert_shared_count") or 0)
-            sizes["S"] = values.get("expert_shared_feed_forward_length") or shared or sizes["F"]
-            if (seen := values.get("moe_latent_size")) is not None:
-                sizes |= {"I": seen, "L": seen or hidden}
+        sizes = {"1": 1, "H": hidden, "R": rotated, "F": values["feed_forward_length"]}
+        sizes |= head_sizes(heads, kv_heads, head) | self._expert_sizes()
         if "shortconv.l_cache" in values:
             sizes["T"] = values["shortconv.l_cache"]
         elif "ssm.inner_size" in values:
-            sizes |= self._delta_sizes()
-        sizes["V"] = self._vocabulary(hidden)
-        if self.architecture.two_kinds:
-            inputs = values["embedding_length_per_layer_input"]
-            sizes |= {"R": self.fields["global_head_dim"], "P": inputs, "J": inputs * self.layers}
-            sizes["Y"] = self.fields.get("vocab_size_per_layer_input", 0)
-        return sizes | (self.blocks[0] if self.architecture.streams else {})
+            sizes |= self._state_sizes()
+        if (inputs := values.get("embedding_length_per_layer_input")) is not None:
+            sizes |= {"P": inputs, "J": inputs * self.layers, "Y": self.container.rows("per_layer_token_embd.weight")}
+        return sizes | {"V": self._vocabulary(hidden)}
+
+    def _expert_sizes(self) -> dict[str, int]:
+        values = self.values
+        if not (experts := values.get("expert_count")):
+            return {}
+        used, dense = values["expert_used_count"], values["feed_forward_length"]
+        if used > experts:
+            raise self.fail("HP_RANGE", "expert_used_count", f"at most {experts}", used)
+        groups, chosen = (values.get(f"expert_group_{name}") or 1 for name in ("count", "used_count"))
+        if experts % groups or chosen > groups:
+            expected = f"a divisor of {experts}, with as many groups chosen at most"
+            raise self.fail("HP_RANGE", "expert_group_count", expected, f"{groups}, {chosen} chosen")
+        all_alone = self.architecture.expert_size == "intermediate_size"
+        inner = values.get("expert_feed_forward_length") or (dense if all_alone else dense // used)
+        shared = values.get("expert_shared_feed_forward_length") or inner * (values.get("expert_shared_count") or 0)
+        sizes = {"E": experts, "X": inner, "S": shared or dense}
+        if (seen := values.get("moe_latent_size")) is not None:
+            sizes |= {"I": seen, "L": seen or values["embedding_length"]}
+        return sizes
 
     def _heads_of_blocks(self) -> list[int]:
         """How many heads keys have in each block; 0: it has no attention."""
@@ -117,15 +117,14 @@ class GgufModel:
             raise self.fail("HP_RANGE", name, "one number, or 0 in some blocks", str(listed)[:80])
         return listed
 
-    def _delta_sizes(self) -> dict[str, int]:
+    def _state_sizes(self) -> dict[str, int]:
         values = self.values
         keys, key, heads = (values[f"ssm.{name}"] for name in ("group_count", "state_size", "time_step_rank"))
         if heads % keys:
             raise self.fail("HP_RANGE", "ssm.time_step_rank", f"a multiple of {keys}", heads)
         if (inner := values["ssm.inner_size"]) % heads:
             raise self.fail("HP_RANGE", "ssm.inner_size", f"a multiple of {heads}", inner)
-        sizes = {"G": keys, "N": key, "B": heads, "U": inner // heads, "Z": inner}
-        return sizes | {"M": inner // keys, "C": 2 * keys * key + inner, "T": values["ssm.conv_kernel"]}
+        return state_sizes(keys, key, heads, inner // heads) | {"T": values["ssm.conv_kernel"]}
 
     def recurrent(self, index: int) -> bool:
         """Whether block `index` has a recurrent state, in place of attention."""
@@ -159,7 +158,7 @@ class GgufModel:
 
     def _of_block(self, index: int, slots: Iterable[Slot], layer: int) -> Iterator[tuple[list[str], Slot, Sizes]]:
         """The same of block `index`, with `slots`, as a layer of transformers' model."""
-        prefix, sizes = BLOCK.format(index), self.sizes | self.blocks[min(index, self.layers - 1)]
+        prefix, sizes = BLOCK.format(index), self.sizes | self.blocks.sizes[min(index, self.layers - 1)]
         if prefix + "ffn_gate_up_exps.weight" in self.tensors:
             slots = experts_in_one(slots)
         options = [slot for option in self.options() for slot in self.architecture.options[option]]
@@ -189,7 +188,8 @@ class GgufModel:
                 raise self.fail("TENSOR_MISSING", missing[0], "a tensor", "none")
         known = ROPE_TENSORS.union(*(names for _, names, _ in found))
         known |= {side for _, (name, *_), _ in found for side in _sides(name) if self._has_sides(name)}
-        for index, sizes in enumerate(self.blocks):  # what blocks have that use the keys of others: nothing reads it
+        # what blocks have that use the keys of others: nothing reads it
+        for index, sizes in enumerate(self.blocks.sizes):
             unused = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight") if sizes.get("K") == 0 else ()
             known |= {BLOCK.format(index) + name for name in unused}
         beyond = range(self.layers, self.values["block_count"])  # that predict further tokens
@@ -224,7 +224,7 @@ class GgufModel:
         return self.tensors.get(_sides(name)[0])
 
     def _weight(self, source: WeightReader, slot: Slot, names: list[str], sizes: Sizes) -> Weight:
-        shape = tuple(sum(sizes[letter] for letter in part.split("+")) for part in slot.shape.split())
+        shape = shape_of(slot.shape, sizes)
         infos = [self.tensors[name] for name in names]
         if slot.layout:
             return self._laid_out(source, infos, slot, shape, sizes)
@@ -258,10 +258,6 @@ class GgufModel:
 
         return replace(weight, load=load, load_as=load)
 
-    def rows(self, name: str) -> int:
-        """Of a tensor; 0: there is none."""
-        return self.tensors[name].shape[0] if name in self.tensors and self.tensors[name].shape else 0
-
     def _rope(self) -> dict[str, Any]:
         """`rope_parameters`, from keys and from tensors that are no parameters."""
         factors = {}
@@ -273,7 +269,7 @@ class GgufModel:
                 raise self.fail("TENSOR_TYPE", name, "f32", info.format)
             factors[name] = self.container.read(name)
         try:
-            kind = proportional if self.architecture.two_kinds else rope_parameters
+            kind = proportional if self.architecture.blocks == "two_kinds" else rope_parameters
             return kind(self.values, factors, self.sizes["R"])
         except RopeError as error:
             code = "TENSOR_MISSING" if error.key not in self.tensors and error.key.endswith("weight") else "HP_RANGE"

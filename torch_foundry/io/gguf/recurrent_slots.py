@@ -74,10 +74,7 @@ NEMOTRON_H = (  # a block has one of these, behind a norm
     *renamed(QKVO, "self_attn", "mixer", needs="A"),
     *renamed(STATE_SPACE, "mamba", "mixer", needs="Z"),
 )
-NEMOTRON_H_MLP = (
-    Slot("ffn_up.weight", "mixer.up_proj.weight", "F H", needs="F"),
-    Slot("ffn_down.weight", "mixer.down_proj.weight", "H F", needs="F"),
-)
+NEMOTRON_H_MLP = renamed(MLP[1:], "mlp", "mixer", needs="F")
 NEMOTRON_H_MOE = (
     Slot("ffn_gate_inp.weight", "mixer.gate.weight", "E H", needs="E"),
     Slot("exp_probs_b.bias", "mixer.gate.e_score_correction_bias", "E", needs="E"),

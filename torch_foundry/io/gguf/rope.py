@@ -29,7 +29,7 @@ class RopeError(ValueError):
 def rope_parameters(values: Mapping[str, Any], factors: Mapping[str, torch.Tensor], dims: int) -> dict[str, Any]:
     """From hyperparameters, and the file's tensors of factors by name (float32 [dims / 2], by what frequencies are
     divided), for `dims` rotated dimensions of a head. RopeError says what is wrong."""
-    base = values["rope.freq_base"] or 1e4
+    base = values["rope.freq_base"]
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     for name, tensor in factors.items():
         if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
@@ -78,7 +78,7 @@ def proportional(values: Mapping[str, Any], factors: Mapping[str, torch.Tensor],
         if not turned or not bool((given[:turned] == 1).all() and (given[turned:] > STILL / 2).all()):
             raise RopeError("rope_freqs.weight", f"ones, and {STILL:g} behind them", "others")
         share = turned / len(given)
-    base = values["rope.freq_base"] or 1e6
+    base = values["rope.freq_base"]
     return {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": share}
 
 
@@ -161,8 +161,9 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
         if found["sliding_attention"].get("rope_type", "default") != "default":
             raise ValueError("rope_parameters: GGUF can't say a scaling of the layers with a sliding window")
         found = dict(found["full_attention"])
-    head = said_of_two_kinds(config)["attention.key_length"] if architecture.two_kinds else head
-    head = config.qk_rope_head_dim if architecture.latent else head
+    of_latent = architecture.blocks == "latent"
+    head = said_of_two_kinds(config)["attention.key_length"] if architecture.blocks == "two_kinds" else head
+    head = config.qk_rope_head_dim if of_latent else head
     dims = int(head * found.get("partial_rotary_factor", 1.0)) if architecture.partial_rope else head
     base = float(found["rope_theta"])
     values |= {"rope.freq_base": base, "rope.dimension_count": dims}
@@ -181,10 +182,10 @@ def rope_metadata(model: Any, architecture: Architecture) -> tuple[dict[str, Any
             values["rope.scaling.attn_factor"] = attention / (0.1 * math.log(max(found["factor"], 1.0)) + 1.0)
         if (beta := found.get("llama_4_scaling_beta")) is not None:
             values["attention.temperature_scale"] = beta
-            values["attention.temperature_length"] = original if architecture.latent else None
+            values["attention.temperature_length"] = original if of_latent else None
         multiplier = found.get("mscale_all_dim")
-        values["rope.scaling.yarn_log_multiplier"] = multiplier and multiplier * (0.1 if architecture.latent else 1)
-    elif kind == "proportional" and architecture.two_kinds and found.get("factor", 1.0) == 1.0:
+        values["rope.scaling.yarn_log_multiplier"] = multiplier and multiplier * (0.1 if of_latent else 1)
+    elif kind == "proportional" and architecture.blocks == "two_kinds" and found.get("factor", 1.0) == 1.0:
         turned = int(dims * found.get("partial_rotary_factor", 1.0) // 2)
         factors["rope_freqs.weight"] = torch.tensor([1.0] * turned + [STILL] * (dims // 2 - turned))
     elif kind == "llama3":

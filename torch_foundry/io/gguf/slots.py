@@ -179,14 +179,17 @@ GPT_OSS_MOE = (
     Slot("ffn_down_exps.bias", "mlp.experts.down_proj_bias", "E H"),
     Slot("attn_sinks.weight", "self_attn.sinks", "A"),
 )
+PER_LAYER = (
+    Slot("inp_gate.weight", "per_layer_input_gate.weight", "P H", needs="P"),
+    Slot("proj.weight", "per_layer_projection.weight", "H P", needs="P"),
+    Slot("post_norm.weight", "post_per_layer_input_norm.weight", "H", needs="P"),
+)
 GEMMA4 = (
     *SANDWICH,
     *(replace(QKVO[0], heads=False), HEAD_NORMS[0], QKVO[3], *MLP),
     *(replace(QKVO[1], needs="K"), replace(HEAD_NORMS[1], needs="K"), replace(QKVO[2], shape="W H", needs="W")),
     Slot("layer_output_scale.weight", "layer_scalar", "1"),
-    Slot("inp_gate.weight", "per_layer_input_gate.weight", "P H", needs="P"),
-    Slot("proj.weight", "per_layer_projection.weight", "H P", needs="P"),
-    Slot("post_norm.weight", "post_per_layer_input_norm.weight", "H", needs="P"),
+    *PER_LAYER,
     Slot("ffn_gate_inp.weight", "router.proj.weight", "E H", needs="E"),
     Slot("ffn_gate_inp.scale", "router.scale", "H", needs="E"),
     Slot("ffn_gate_up_exps.weight", "experts.gate_up_proj", "E X+X H", needs="E"),

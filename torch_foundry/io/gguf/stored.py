@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_foundry import quant
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import head_dim
+from torch_foundry.io.gguf.blocks import head_dim, head_sizes, state_sizes
 from torch_foundry.io.gguf.layouts import LAYOUTS, take_apart
 from torch_foundry.io.gguf.slots import EMBEDDING, Slot
 from torch_foundry.io.weights import side_by_side
@@ -114,7 +114,7 @@ def _shape(dims: tuple[int, ...], slot: Slot, config: Any, architecture: Archite
     if slot.stored == slot.shape:
         return dims
     if slot.stored:
-        sizes = {"1": 1, **state_sizes(config, architecture)}
+        sizes = {"1": 1, **sizes_of(config, architecture)}
         return tuple(sizes[letter] for letter in slot.stored.split())
     return tuple(size for size, letter in zip(dims, slot.shape.split(), strict=True) if letter != "1") or (1,)
 
@@ -127,11 +127,7 @@ def _order(model: Any, parameter: str) -> torch.Tensor | None:
 
 def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architecture: Architecture) -> dict[str, Tensor]:
     """The tensors of the file that hold a parameter which none of them is as it lies there."""
-    layout, known, sizes = LAYOUTS[slot.layout], quant.get_format(fmt), state_sizes(model.config, architecture)
-    settings, heads = model.config, model.config.num_attention_heads
-    sizes |= {"A": heads, "Q": heads * head_dim(settings)}
-    if architecture.latent:
-        sizes |= {"N": settings.qk_nope_head_dim, "U": settings.v_head_dim}
+    layout, known, sizes = LAYOUTS[slot.layout], quant.get_format(fmt), sizes_of(model.config, architecture)
     sizes["X"] = tensor.shape[-1] // 2
     parts = slot.shape.split()[layout.axis].split("+") if len(slot.tensors) > 1 else []
     if len(set(parts)) == 1:
@@ -162,18 +158,19 @@ def _laid_out(model: Any, slot: Slot, tensor: torch.Tensor, fmt: str, architectu
     return found
 
 
-def state_sizes(config: Any, architecture: Architecture) -> dict[str, int]:
-    """Of a recurrent state, by the letters of slots' shapes; none for other models."""
-    fields = {key.name: key.field for key in architecture.keys}
+def sizes_of(config: Any, architecture: Architecture) -> dict[str, int]:
+    """What layouts and stored shapes need of the sizes that `GgufModel` has, of a config."""
+    heads, fields = config.num_attention_heads, {key.name: key.field for key in architecture.keys}
+    sizes = head_sizes(heads, config.to_dict().get("num_key_value_heads") or heads, head_dim(config))
+    if architecture.blocks == "latent":
+        sizes |= {"N": config.qk_nope_head_dim, "U": config.v_head_dim}
     if "kda.head_dim" in fields:
-        return {"B": config.linear_num_heads}
+        return sizes | {"B": config.linear_num_heads}
     if "ssm.inner_size" not in fields:
-        return {}
+        return sizes
     names = ("ssm.group_count", "ssm.state_size", "ssm.time_step_rank")
-    keys, key, heads = (getattr(config, fields[name]) for name in names)
-    value = getattr(config, architecture.value_size)
-    sizes = {"G": keys, "N": key, "B": heads, "U": value, "Z": heads * value, "M": heads * value // keys}
-    return sizes | {"C": 2 * keys * key + heads * value}
+    keys, key, values = (getattr(config, fields[name]) for name in names)
+    return sizes | state_sizes(keys, key, values, getattr(config, architecture.value_size))
 
 
 def _factors(parameter: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -7,40 +7,35 @@ from dataclasses import replace
 from typing import Any
 
 from torch_foundry.io.gguf.architecture import Architecture
-from torch_foundry.io.gguf.blocks import layer_types, of_each_block
-from torch_foundry.io.gguf.keys import PATTERN, REQUIRED, SOFTCAPS, SWA_BASE, WINDOW, Key, elements
-from torch_foundry.io.gguf.slots import GEMMA4_OUTER, HEAD_NORMS, MLP, QKVO, SANDWICH, Slot
+from torch_foundry.io.gguf.blocks import SHARED_KV, Blocks, layer_types, of_each_block
+from torch_foundry.io.gguf.keys import BASE, BASES, PATTERN, REQUIRED, SOFTCAPS, WINDOW, Key, elements
+from torch_foundry.io.gguf.slots import GEMMA4_OUTER, HEAD_NORMS, MLP, PER_LAYER, QKVO, SANDWICH, Slot
 
 STREAMS = 4
-SPARSITY, SHARED = "activation_sparsity_scale", "attention.shared_kv_layers"
+SPARSITY = "activation_sparsity_scale"
 
 
-def streams(model: Any) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The letters of slots' shapes, which differ from block to block, and what the config says.
+def streams(model: Any) -> Blocks:
+    """They lie around one of several residual streams.
 
     In `model.values` remains one feed-forward length. LoadError HP_RANGE, HP_TYPE.
     """
     values, count, types = model.values, model.layers, layer_types(model)
-    shared = values[SHARED]
-    if shared and set(types[: max(0, count - shared)]) != set(types):
-        raise model.fail("HP_RANGE", SHARED, "as many as leave a block of each kind whose keys are shared", shared)
-    inner, inputs = of_each_block(model, "feed_forward_length"), values["embedding_length_per_layer_input"]
+    inner, rank = of_each_block(model, "feed_forward_length"), model.container.rows("blk.0.laurel_l.weight")
     if not min(inner):
         raise model.fail("HP_RANGE", "feed_forward_length", "more than 0 in each block", str(inner)[:80])
-    values["feed_forward_length"], rows = inner[0], model.rows("per_layer_token_embd.weight")
-    common = {"P": inputs, "J": inputs * count, "Y": rows, "L": model.rows("blk.0.laurel_l.weight")}
-    common |= {"4": STREAMS, "3": STREAMS - 1, "16": STREAMS**2}
-    blocks = [common | {"F": size} for size in inner]
-    for block in blocks[count - shared :]:
+    values["feed_forward_length"] = inner[0]
+    blocks = [{"F": size, "L": rank} for size in inner]
+    for block in blocks[count - values[SHARED_KV] :]:
         block["K"] = 0
     fields = {
         "layer_types": types,
         "intermediate_size": inner,
-        "laurel_rank": common["L"],
-        "vocab_size_per_layer_input": rows,
+        "laurel_rank": rank,
+        "vocab_size_per_layer_input": model.container.rows("per_layer_token_embd.weight"),
         "activation_sparsity_pattern": _shares(model, count),
     }
-    return blocks, fields
+    return Blocks(blocks, fields, {"4": STREAMS, "3": STREAMS - 1, "16": STREAMS**2})
 
 
 def _shares(model: Any, count: int) -> list[float]:
@@ -65,25 +60,22 @@ GEMMA3N = Architecture(
         Slot("laurel_l.weight", "laurel.linear_left.weight", "L H"),
         Slot("laurel_r.weight", "laurel.linear_right.weight", "H L"),
         Slot("laurel_post_norm.weight", "laurel.post_laurel_norm.weight", "H"),
-        Slot("inp_gate.weight", "per_layer_input_gate.weight", "P H"),
-        Slot("proj.weight", "per_layer_projection.weight", "H P"),
-        Slot("post_norm.weight", "post_per_layer_input_norm.weight", "H"),
+        *PER_LAYER,
     ),
     (
-        *(SOFTCAPS[1], replace(WINDOW, low=1, default=REQUIRED), PATTERN, replace(SWA_BASE, default=1e4)),
-        Key("rope.freq_base", "", float, 1.0, 1e18, REQUIRED),
+        *(SOFTCAPS[1], replace(WINDOW, low=1, default=REQUIRED), PATTERN, replace(BASE, default=REQUIRED), BASES[1]),
         Key("feed_forward_length", "", object, 1, 1 << 24, REQUIRED),
         Key("altup.num_inputs", "altup_num_inputs", int, STREAMS, STREAMS, REQUIRED),
         Key("altup.active_idx", "altup_active_idx", int, 0, STREAMS - 1, REQUIRED),
         Key("embedding_length_per_layer_input", "hidden_size_per_layer_input", int, 1, 1 << 16, REQUIRED),
-        Key(SHARED, "num_kv_shared_layers", int, 0, 1 << 12, REQUIRED),
+        Key(SHARED_KV, "num_kv_shared_layers", int, 0, 1 << 12, REQUIRED),
         Key(SPARSITY, "", object, 0, 0, REQUIRED),
     ),
     tied=True,
     pattern=5,
-    streams=True,
+    blocks="streams",
     outer=(
-        *(replace(slot, needs="") for slot in GEMMA4_OUTER),
+        *GEMMA4_OUTER,
         *(
             Slot(
                 f"altup_{short}.weight", f"model.altup_{name}.{index}.weight", "H H", False, f"matrix {index}", "3 H H"

@@ -13,23 +13,16 @@ import torch
 
 from torch_foundry import quant
 from torch_foundry.core.load_errors import LoadError
-from torch_foundry.io.container import TensorInfo
+from torch_foundry.io.container import Container, TensorInfo
 from torch_foundry.io.files import replacing
 from torch_foundry.io.gguf.activations import said_of_activations
 from torch_foundry.io.gguf.architecture import Architecture
 from torch_foundry.io.gguf.architectures import ARCHITECTURES
-from torch_foundry.io.gguf.blocks import (
-    ROTATED,
-    head_dim,
-    leading_dense,
-    said_of_alone,
-    said_of_latent,
-    said_of_two_kinds,
-)
+from torch_foundry.io.gguf.blocks import ROTATED, head_dim, leading_dense, said_of_blocks
 from torch_foundry.io.gguf.model import GgufModel
 from torch_foundry.io.gguf.rope import rope_metadata
 from torch_foundry.io.gguf.slots import BLOCK, OUTPUT, Slot
-from torch_foundry.io.gguf.stored import Tensor, find, state_sizes, tensors_of
+from torch_foundry.io.gguf.stored import Tensor, find, sizes_of, tensors_of
 from torch_foundry.io.gguf.values import pack_string, pack_value
 from torch_foundry.io.model_file import make_config
 
@@ -122,7 +115,7 @@ def describe_model(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _architecture(config: Any) -> tuple[str, Architecture]:
     wanted, known = type(config).__name__, dict[str, list[tuple[str, Architecture]]]()
     for name, architecture in ARCHITECTURES.items():
-        for each in (architecture, *architecture.variants.values()) if not architecture.streams else ():
+        for each in (architecture, *architecture.variants.values()) if architecture.blocks != "streams" else ():
             known.setdefault(each.config, []).append((name, each))
     if wanted not in known:
         families = ", ".join(each.removesuffix("Config") for each in known)
@@ -149,7 +142,7 @@ def _slots(model: Any, architecture: Architecture) -> Iterator[Slot]:
             parameter = architecture.block.format(index) + slot.parameter
             found = find(model, parameter) if slot.needs else None
             # a matrix that makes keys and values lies in one tensor if it is packed, else in two
-            if found and architecture.latent and slot.needs in "BW":
+            if found and architecture.blocks == "latent" and slot.needs in "BW":
                 found = found if quant.get_format(found[1]).packed == (slot.needs == "W") else None
             if not slot.needs or found is not None:
                 yield replace(slot, tensor=tensor, parameter=parameter)
@@ -169,7 +162,7 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
     if head * heads != config.hidden_size or architecture.pattern:
         values |= {"attention.key_length": head, "attention.value_length": head}
     if "ssm.inner_size" in names:
-        values["ssm.inner_size"] = state_sizes(config, architecture)["Z"]
+        values["ssm.inner_size"] = sizes_of(config, architecture)["Z"]
     if "full_attention_interval" in names:
         if "full_attention" in config.layer_types:
             values["full_attention_interval"] = config.layer_types.index("full_attention") + 1
@@ -192,22 +185,18 @@ def _hyperparameters(config: Any, architecture: Architecture, tensors: Mapping[s
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if ROTATED in names:
         values[ROTATED] = [bool(theta) for theta in config.layer_rope_theta]
-    if architecture.latent:
-        values |= said_of_latent(config, any(name.endswith(".attn_kv_b.weight") for name in tensors))
+    values |= said_of_blocks(config, architecture, any(name.endswith(".attn_kv_b.weight") for name in tensors))
     if architecture.recurrent and "full_attention_interval" not in names:
         kv_heads = values["attention.head_count_kv"]
         values["attention.head_count_kv"] = [kv_heads * (kind == "full_attention") for kind in config.layer_types]
-    if architecture.alone:
-        values |= said_of_alone(config, architecture)
-    return values | (said_of_two_kinds(config) if architecture.two_kinds else {})
+    return values
 
 
 def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], architecture: Architecture) -> None:
     """Whether the file will describe this model: our own reading of it is compared with the config."""
     infos = {n: TensorInfo(n, t.shape, t.format, Path(), 0, t.nbytes) for n, t in tensors.items()}
-    container: Any = _Written(metadata, infos, tensors)
     try:
-        read = make_config(GgufModel(container)).to_dict()
+        read = make_config(GgufModel(_Written(metadata, infos, tensors))).to_dict()
     except LoadError as error:
         raise ValueError(f"a GGUF file can't say this: {error}") from None
     settings = config.to_dict()
@@ -224,8 +213,8 @@ def _check(config: Any, metadata: dict[str, Any], tensors: dict[str, Tensor], ar
             raise ValueError(f"config.{key}: GGUF can't say {value!r}; a file would mean {read.get(key)!r}")
 
 
-class _Written:
-    """A container of what is to be written."""
+class _Written(Container):
+    """What is to be written."""
 
     path = Path("GGUF")
 
