@@ -127,6 +127,29 @@ def test_a_fault_of_a_constraint_is_its_requests_own() -> None:
     assert other.tokens == alone(model, PROMPT)
 
 
+class Nothing:
+    """After two tokens the answer has to end. impossible: it says so itself."""
+
+    def __init__(self, impossible: bool) -> None:
+        self.impossible = impossible
+
+    def allowed(self, tokens: Sequence[int]) -> torch.Tensor:
+        if self.impossible and len(tokens) == 2:
+            raise ValueError("language: no more than two")
+        mask = torch.zeros(VOCAB, dtype=torch.uint8)
+        mask[0 if len(tokens) == 2 else slice(1, None)] = 1
+        return mask
+
+
+@pytest.mark.parametrize("impossible, said", [(True, "language: no more than two"), (False, "min_tokens, logit_bias")])
+def test_what_a_constraint_and_settings_rule_out_is_the_callers_fault(impossible: bool, said: str) -> None:
+    told: dict[str, Any] = {"max_tokens": 14, "temperature": 0, "min_tokens": 3, "stop_token_ids": [0]}
+    stream = Engine(patched()).submit(PROMPT, SamplingParams(**told, constraint=Nothing(impossible)))
+    with pytest.raises(ValueError, match=said):
+        stream.result()
+    assert len(stream.tokens) == 2 and stream.finish_reason == "error"
+
+
 def test_special_tokens_in_the_text() -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model_path())
     special = next(iter(tokenizer.all_special_ids))

@@ -154,6 +154,9 @@ def test_a_schema(ai: openai.OpenAI) -> None:
     wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
     with pytest.raises(openai.BadRequestError, match="response_format: "):
         ai.chat.completions.create(**GREEDY, messages=SAID, response_format=wrong)
+    short: Any = {"type": "grammar", "grammar": 'start: "a"'}
+    with pytest.raises(openai.BadRequestError, match="min_tokens, logit_bias and the like"):
+        ai.chat.completions.create(**GREEDY, messages=SAID, response_format=short, extra_body={"min_tokens": 9})
 
 
 def test_responses(ai: openai.OpenAI, alone: Any) -> None:

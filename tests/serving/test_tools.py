@@ -169,6 +169,12 @@ def test_grammars_of_calls(demo: Any, head: str, prompt: str, single: bool, righ
     assert follows(right) and not follows(wrong)
 
 
+def test_what_a_grammar_cannot_follow_is_its_fields_fault(demo: Any) -> None:
+    matcher = Grammars(demo[1], len(demo[1]), [2]).constraint("grammar", 'start: "a"', "response_format")
+    with pytest.raises(ValueError, match=r"^response_format: \S"):
+        matcher.allowed(demo[1]("zzz")["input_ids"][1:])
+
+
 def test_values_of_calls(demo: Any) -> None:
     """Enums, constants and definitions, in calls of XML; a call without parameters in JSON."""
     kinds = {"a": {"enum": ["x", 3]}, "b": {"$ref": "#/$defs/B"}, "c": {"const": None}}

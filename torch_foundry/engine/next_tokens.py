@@ -21,7 +21,7 @@ class Constraint(Protocol):
 
     def allowed(self, tokens: Sequence[int]) -> Tensor:
         """uint8 [V] on the CPU: 1 for each token that may follow `tokens`, all new ones so far; an end token where the
-        answer may end. An exception ends the request with an error."""
+        answer may end. An exception ends the request with an error, a ValueError as it is."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -141,6 +141,8 @@ def _constrain(sampler: Sampler, each: ScheduledSequence) -> None:
     if sequence.constraint is not None:
         try:
             sampler.allow(row_of(each), sequence.constraint.allowed(sequence.tokens[sequence.prompt :]))
+        except ValueError as error:
+            sequence.fault = error
         except Exception as error:
             sequence.fault = RuntimeError(f"constraint: it failed: {type(error).__name__}: {error}")
 

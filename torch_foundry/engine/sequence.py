@@ -35,7 +35,7 @@ class Sequence:
     reused: int = 0  # tokens that were found in the cache when it was admitted last
 
     row: int | None = None  # of the sampler; set by the engine, as what follows
-    fault: RuntimeError | None = None  # why no token could be chosen
+    fault: RuntimeError | ValueError | None = None  # why no token could be chosen
     finish_reason: str = ""
 
     @property
@@ -64,7 +64,7 @@ class Sequence:
         return [] if self.drafting is None else self.drafting.drafts
 
     @property
-    def error(self) -> RuntimeError | None:
+    def error(self) -> RuntimeError | ValueError | None:
         """What ended it, if it was an error."""
         return self.fault or (self.text and self.text.error)
 

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from torch import Tensor
 
 from torch_foundry.core.errors import Fallback
+from torch_foundry.core.limits import SAMPLE_BITS
 from torch_foundry.engine.drafting import Drafting
 from torch_foundry.engine.forward import Forward
 from torch_foundry.engine.next_tokens import TokensAhead, fill_rows, free_rows, row_of, sample, sample_ahead
@@ -144,7 +145,10 @@ class Steps:
         cached = known_ids + each.new_tokens[: max(taken - 1, 0)] if each.num_accepted >= 0 else []
         self.scheduler.commit(each, cached)
         if each.error_bits and not reason:
-            sequence.fault = RuntimeError(error_text(each.error_bits))
+            if sequence.constraint is not None and each.error_bits == SAMPLE_BITS["error_nothing"]:
+                sequence.fault = ValueError("min_tokens, logit_bias and the like leave no token of its language")
+            else:
+                sequence.fault = RuntimeError(error_text(each.error_bits))
         if sequence.fault is not None:
             reason = "error"
         elif each.wanted:

@@ -32,8 +32,9 @@ class Stream:
         return self.sequence.finish_reason
 
     @property
-    def error(self) -> RuntimeError | None:
-        """What an "error" was: no token could be chosen (NaN logits ...), or the tokens could not be made a text."""
+    def error(self) -> RuntimeError | ValueError | None:
+        """What an "error" was: no token could be chosen (NaN logits ...), or the tokens could not be made a text; a
+        ValueError if what was asked for can't be: its constraint said so, or its other settings leave it no token."""
         return self.sequence.error
 
     @property
@@ -47,7 +48,7 @@ class Stream:
         return self.sequence.speculation
 
     def __iter__(self) -> Iterator[int]:
-        """Each new token, from the first on. Raises `error` in the end, if there is one: a RuntimeError."""
+        """Each new token, from the first on. Raises `error` in the end, if there is one."""
         at = 0
         while True:
             ended = self.finish_reason  # first: other threads may step

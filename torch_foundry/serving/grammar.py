@@ -50,20 +50,23 @@ class Grammars:
                 raise ValueError(matcher.get_error())
         except (ValueError, TypeError, RecursionError) as error:
             raise ApiError(400, f"{field}: {str(error).strip().splitlines()[0]:.300}", field) from error
-        return Matcher(matcher, self._size)
+        return Matcher(matcher, self._size, field)
 
 
 class Matcher:
-    """A `Constraint` of the engine: what may follow the tokens so far, by a matcher that has read some of them."""
+    """A `Constraint` of the engine: what may follow the tokens so far, by a matcher that has read some of them. field:
+    the request's, which is to blame where a grammar asks for more than the matcher's limits."""
 
-    def __init__(self, matcher: Any, size: int) -> None:
-        self._matcher, self._size, self._read = matcher, size, 0
+    def __init__(self, matcher: Any, size: int, field: str) -> None:
+        self._matcher, self._size, self._field, self._read = matcher, size, field, 0
 
     def allowed(self, tokens: Sequence[int]) -> Tensor:
         """See `Constraint`."""
-        if len(tokens) > self._read and not self._matcher.consume_tokens(list(tokens[self._read :])):
-            raise RuntimeError(self._matcher.get_error())
+        if len(tokens) > self._read:
+            self._matcher.consume_tokens(list(tokens[self._read :]))
         self._read = len(tokens)
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        if self._matcher.is_error():
+            raise ValueError(f"{self._field}: {self._matcher.get_error().strip().splitlines()[0]:.300}")
         mask = bits[:, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8)).bitwise_and(1).flatten()
         return mask[: self._size].contiguous()
