@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # What the build reads: when one of these changes, it is built again.
 SOURCES := setup.py $(shell find csrc shaders torch_foundry/aot torch_foundry/core torch_foundry/msl -type f -not -name '*.pyc')
 
-.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-guidellm air test-hf test-oldest test-lm-eval test-mlx test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
+.PHONY: help demo test test-kernels test-models test-files test-metal test-others test-all test-nightly test-ray test-guidellm air air-own test-hf test-oldest test-lm-eval test-mlx test-attention test-gpu lint asan tsan fuzz check-macos agx bench bench-gpu results build format clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -88,9 +88,17 @@ test-mlx: $(VENV)/.built $(VENV)/.dev  ## folders that mlx-lm and mlx-vlm write,
 # so and ends well.
 SAMPLE ?= 150
 air: $(VENV)/.built $(VENV)/.dev  ## kernels compiled by Apple beside ours (SAMPLE=150, KERNELS=)
+	@.ci/system-packages --optional clang-15=clang-15
 	$(BIN)/pip install -q -r requirements-air.txt
 	$(PY) -m tests.air.compare --sample $(SAMPLE) $(if $(KERNELS),--kernels "$(KERNELS)")
 	$(PY) -m pytest -q tests/air $(PYTEST_ARGS)
+
+# This project's own kernels as Apple's compiler made them: METALLIBS is a metallib, or a folder with some, as the
+# artifacts of CI's jobs on a Mac are. Ops are run, and what they launch is compared. An empty folder is no fault.
+METALLIBS ?= build/mac
+air-own: $(VENV)/.built $(VENV)/.dev  ## our kernels of METALLIBS, beside the host executor (KERNELS=)
+	$(BIN)/pip install -q -r requirements-air.txt
+	$(PY) -m tests.air.compare $(METALLIBS) $(if $(KERNELS),--kernels "$(KERNELS)")
 
 # Every kernel of the grid of attention's features, 55 calls each; takes some minutes.
 test-attention: $(VENV)/.built $(VENV)/.dev  ## every kernel of attention (minutes)

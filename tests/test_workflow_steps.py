@@ -4,6 +4,7 @@ in vain."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -23,7 +24,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 JOBS = {(path.stem, name): job for path in WORKFLOWS for name, job in yaml.safe_load(path.read_text())["jobs"].items()}
 MACOS, WHEELS = JOBS["ci", "macos"], JOBS["wheels", "macos-arm64"]
 STEP_KEYS = {"name", "id", "if", "uses", "with", "run", "shell", "continue-on-error"}
-JOB_KEYS = {"strategy", "runs-on", "timeout-minutes", "env", "steps"}
+JOB_KEYS = {"strategy", "runs-on", "timeout-minutes", "env", "steps", "needs", "if"}
 RUNNERS = {"ubuntu-24.04", "macos-15", "macos-26"}  # the images that are kept up; macos-14's is not
 XCODE = {"macos-15": ["3.1", "3.2"], "macos-26": ["3.1", "3.2", "4.0"]}  # levels of the language by default
 
@@ -235,6 +236,23 @@ def test_what_linux_runs(job: tuple[str, str], tmp_path: Path) -> None:
     assert not run.good and [*run.outcomes.values()].count("failure") == 1 and "skipped" not in run.outcomes.values()
 
 
+def test_what_the_macs_compiled_runs_on_linux() -> None:
+    """Also if a step of theirs failed; what has no compiler is left alone."""
+    job = JOBS["ci", "linux-metallib"]
+    (sent,) = (step["with"] for step in MACOS["steps"] if "upload-artifact" in step.get("uses", ""))
+    (got,) = (step["with"] for step in job["steps"] if "download-artifact" in step.get("uses", ""))
+    given = MACOS["strategy"]["matrix"]
+    names = {
+        tools: {f"mac-{runner}-{tools}" for runner in given["runner"]} for tools in given["tools"]
+    }  # as `name` has it
+    assert sent["name"] == "mac-${{ matrix.runner }}-${{ matrix.tools }}"
+    assert set(fnmatch.filter(set.union(*names.values()), got["pattern"])) == names["xcode"]
+    made = next(step["run"] for step in MACOS["steps"] if "tests.air.record" in step.get("run", "")).split()[-1]
+    assert {made, "torch_foundry/_built/metal"} <= set(sent["path"].split())
+    assert job["needs"] == "macos" and job["if"] == "${{ !cancelled() }}"
+    assert job["steps"][-1]["run"].endswith(f"METALLIBS={got['path']}")
+
+
 # ------------------------------------------------------------------------------------------------- what linters read
 
 MISTAKES = {
@@ -267,7 +285,9 @@ def test_make_lint_sees_mistakes(mistake: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_keys_runners_and_references(path: Path) -> None:
     """A misspelt key is passed over there, and a step that does not exist is an empty text."""
-    for job in yaml.safe_load(path.read_text())["jobs"].values():
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    for job in jobs.values():
+        assert {job.get("needs")} <= {None, *jobs}
         given = job.get("strategy", {}).get("matrix", {})
         assert set(job) <= JOB_KEYS and set(job.get("strategy", {})) <= {"fail-fast", "matrix"}
         labels = given["runner"] if job["runs-on"] == "${{ matrix.runner }}" else [job["runs-on"]]

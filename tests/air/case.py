@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,13 @@ class Case:
     needs: str = ""  # text before the instances
     wanted: Callable[[Mapping[int, Buffer]], Mapping[int, Wanted]] | None = None  # by index, where there is no source
     project: str = "mlx"  # of projects.ALL
+    recorded: Path | None = None  # where a launch of launches.py lies, which
+    after: Callable[[bool], Mapping[int, Array]] | None = None  # leaves this, with subnormals kept or taken for zero
+
+    @property
+    def has_source(self) -> bool:
+        """Whether what is wanted is what its source does."""
+        return self.wanted is None and self.after is None
 
     @property
     def unit(self) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -1,10 +1,11 @@
 """Kernels that Apple's compiler made beside the same source through our front end, bit for bit, on one runtime.
 
     python -m tests.air.compare [--of mlx|torch] [--kernels REGEX] [--sample N] [--contract] [--sources MLX]
+    python -m tests.air.compare METALLIB.. [--kernels REGEX] [--contract]
 
-Runs kernels of public wheels (projects.py), as many at a time as there are cores, each in a process that may
-crash. Prints a table by source, and every difference that decisions.py has no line for. Exit code 0: none, or
-a wheel can't be had, 1: some. `compare` takes any metallib with any cases.
+Runs kernels of public wheels (projects.py), or this project's own from metallibs that a Mac has made, as many at a time
+as there are cores, each in a process that may crash. Prints a table by source, and every difference that decisions.py
+has no line for. Exit code 0: none, or there is nothing to run, 1: some. `compare` takes any metallib with any cases.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from tests.air import decisions, intrinsics, module, mutations, projects, source, toolchain, wheels
 from tests.air.case import Case
-from tests.air.metallib import MetalLib
+from tests.air.metallib import MetalLib, MetalLibError
 
 LIMIT = 120  # seconds that a kernel may take
 
@@ -105,8 +106,12 @@ def glue_of(lib: MetalLib, cases: Iterable[Case], mutation: str = "") -> dict[st
     """The functions of glue.cpp that the kernels call. Those that nothing stands for are left to the worker to say."""
     mutate = mutations.ALL[mutation] if mutation else str
     found: dict[str, str] = {}
-    for case in cases:
-        for name, returns, args in module.declared(mutate(module.disassembled(lib.bitcode(case.name)))):
+    for kernel in dict.fromkeys(case.name for case in cases):
+        try:
+            text = module.disassembled(lib.bitcode(kernel))
+        except (RuntimeError, MetalLibError):  # which the worker says, too
+            continue
+        for name, returns, args in module.declared(mutate(text)):
             symbol = intrinsics.symbol(name)
             if symbol not in found:
                 try:
@@ -114,6 +119,20 @@ def glue_of(lib: MetalLib, cases: Iterable[Case], mutation: str = "") -> dict[st
                 except intrinsics.UnknownInAir:
                     found[symbol] = ""
     return {symbol: text for symbol, text in found.items() if text}
+
+
+def glue(functions: dict[str, str]) -> Path:
+    """A library of the functions, without those that the prelude lacks: the worker says so of kernels that call one."""
+
+    def known(some: dict[str, str]) -> dict[str, str]:
+        try:
+            toolchain.glue(some)
+        except toolchain.DoesNotCompile:
+            half = len(some) // 2
+            return known(dict([*some.items()][:half])) | known(dict([*some.items()][half:])) if half else {}
+        return some
+
+    return toolchain.glue(known(functions))
 
 
 def batches(cases: Sequence[Case]) -> Iterator[list[Case]]:
@@ -140,14 +159,14 @@ def compare(
     contract, mutation: see module.prepared and mutations.py.
     """
     jobs = jobs or len(os.sched_getaffinity(0))
-    paths = str(lib.path), str(toolchain.runtime()), str(toolchain.glue(glue_of(lib, cases, mutation)))
+    paths = str(lib.path), str(toolchain.runtime()), str(glue(glue_of(lib, cases, mutation)))
     workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for _ in range(jobs):
         workers.put(Worker(*paths))
 
     def work(batch: list[Case]) -> list[Outcome]:
         try:
-            library = "" if batch[0].wanted else str(source.compiled(batch, include))
+            library = str(source.compiled(batch, include)) if batch[0].has_source else ""
         except Exception as error:
             if len(batch) > 1:  # whose fault it is, each alone says
                 return [outcome for case in batch for outcome in work([case])]
@@ -155,7 +174,8 @@ def compare(
         worker = workers.get()
         try:
             how = {"library": library, "contract": contract, "mutation": mutation}
-            orders = ({"name": case.name, "project": case.project, **how} for case in batch)
+            orders = ({"name": case.name, "project": case.project, "recorded": str(case.recorded or ""), **how}
+                      for case in batch)  # fmt: skip
             return [Outcome(case, worker.run(order)) for case, order in zip(batch, orders, strict=True)]
         finally:
             workers.put(worker)
@@ -190,8 +210,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("metallib", nargs="*", type=Path, help="of this project, or a folder that may have some")
     parser.add_argument("--of", choices=projects.ALL, action="append", help="whose kernels; all, if not given")
     parser.add_argument("--kernels", default="", metavar="REGEX", help="names that it is found in")
     parser.add_argument("--sample", type=int, metavar="N", help="of each source, N kernels, evenly spread")
@@ -199,8 +220,39 @@ def main() -> int:
     parser.add_argument(
         "--sources", type=Path, metavar="MLX", help=f"a checkout of MLX {wheels.MLX.version}, for what no wheel has"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.metallib:
+        return _own(options)
     return max([_report(projects.ALL[name], options) for name in options.of or projects.ALL])
+
+
+def _own(options: argparse.Namespace) -> int:
+    """Compares this project's kernels; 1 if any is a fault. Of those without a launch it says so, no more."""
+    from tests.air import launches, record  # with torch, which nothing else here needs
+
+    files = [path for path in options.metallib if path.suffix == ".metallib"]
+    folders = [path for path in options.metallib if path not in files]
+    libs = [MetalLib(path) for path in [*files, *(f for folder in folders for f in sorted(folder.rglob("*.metallib")))]]
+    if not libs:
+        print(f"skipped: no metallib in {', '.join(map(str, folders))}")
+        return 0
+    chosen = {name for lib in libs for name in lib.functions if re.search(options.kernels, name)}
+    cases = [launches.read(path) for path in record.record(toolchain.PLACE / "launches", chosen)]
+    faults = 0
+    for lib in libs:
+        began = time.monotonic()
+        outcomes = compare(lib, Path(), [c for c in cases if c.name in lib.functions], contract=options.contract)
+        for outcome in outcomes:
+            on = " ".join(str(index) for index, value in outcome.case.constants.items() if value)
+            verdict = "right" if outcome.verdict == "equal" else outcome.verdict
+            print(f"{outcome.case.name}{on and f' with {on}'}: {verdict}")
+        without = sorted(chosen & set(lib.functions) - {outcome.case.name for outcome in outcomes})
+        print("".join(f"{name}: no launch recorded\n" for name in without), end="")
+        print(table(outcomes))
+        print(f"{len(outcomes)} launches, {len(without)} kernels without one, of {lib.path} in "
+              f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+        faults += sum(outcome.is_fault for outcome in outcomes)
+    return int(faults > 0)
 
 
 def _report(project: projects.Project, options: argparse.Namespace) -> int:

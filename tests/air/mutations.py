@@ -36,6 +36,11 @@ def _next_element(text: str) -> str:
     return re.sub(r"(shl nuw nsw|shl nsw|shl) i32 (%\d+), 2\b", r"mul i32 \2, 3", text)
 
 
+def _masks_cut(text: str) -> str:
+    """A mask loses its lowest bit."""
+    return re.sub(r"(and i\d+ %\d+, )(\d+)\b", lambda m: f"{m[1]}{int(m[2]) & int(m[2]) - 1}", text)
+
+
 def _endless(text: str) -> str:
     return re.sub(r"^  ret void\n", "  br label %endless\n\nendless:\n  br label %endless\n", text, count=1, flags=re.M)
 
@@ -58,6 +63,7 @@ ALL: dict[str, Callable[[str], str]] = {
     "down for up": _swapped("simd_shuffle_and_fill_up", "simd_shuffle_and_fill_down"),
     "cut for rounded": _rounding_lost,
     "3 for 4": _next_element,
+    "masks cut": _masks_cut,
     "right turned": _right_operand_turned,
     "crash": lambda text: re.sub(r"^  ret void\n", "  store volatile i32 1, ptr null\n  ret void\n", text, flags=re.M),
     "endless": _endless,

@@ -16,6 +16,22 @@ from tools.agx.memory import Memory
 from torch_foundry import ops
 from torch_foundry.aot.prebuild import Launched
 
+# As a graph has it: the kernel's name in lines, buffers by index, which it writes, the grid.
+Launch = tuple[str, list[Tensor | None], list[int], list[int]]
+
+
+def captured(family: str, call: Callable[[], object]) -> tuple[object, list[Launch]]:
+    """What a call gives, and the launches that a GPU of `family` would be given; none has run."""
+    graph = torch.classes.torch_foundry.LaunchGraph()
+    torch.ops.torch_foundry._list_kernels(family)
+    graph.start()
+    try:
+        result = call()
+    finally:
+        graph.stop()
+        torch.ops.torch_foundry._stop_listing()
+    return result, [graph.launch(i) for i in range(graph.size())]
+
 
 class Emulator:
     """Of a GPU of `family`; `program` gives a kernel's machine code. One at a time: the CPU has one executor."""
@@ -34,16 +50,9 @@ class Emulator:
 
     def _emulated(self, op: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **kwargs: object) -> object:
-            graph = torch.classes.torch_foundry.LaunchGraph()
-            torch.ops.torch_foundry._list_kernels(self.family)
-            graph.start()
-            try:
-                result = op(*args, **kwargs)
-            finally:
-                graph.stop()
-                torch.ops.torch_foundry._stop_listing()
-            for i in range(graph.size()):
-                self._run(*graph.launch(i))
+            result, launches = captured(self.family, lambda: op(*args, **kwargs))
+            for each in launches:
+                self._run(*each)
             return result
 
         return call
@@ -64,16 +73,16 @@ class Emulator:
             if at not in places:  # tensors may share memory
                 shared = [other is not None and other.untyped_storage().data_ptr() == at for other in buffers]
                 writable = any(both and write for both, write in zip(shared, written, strict=True))
-                places[at] = memory.add(_bytes(tensor), writable), writable, tensor
+                places[at] = memory.add(storage_bytes(tensor), writable), writable, tensor
             addresses.append(places[at][0] + int(tensor.storage_offset()) * tensor.element_size())
         self.ran.append((kernel, program))
         launch(program, memory, addresses, Grid((x, y, z), (group[0], group[1], group[2]), bool(threads)))
         for address, writable, tensor in places.values():
             if writable:
-                content = _bytes(tensor)
+                content = storage_bytes(tensor)
                 content[:] = memory.content(address, len(content))
 
 
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+def storage_bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """The memory that a tensor is a part of."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()

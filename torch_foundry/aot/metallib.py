@@ -51,10 +51,14 @@ def compile_command(level: str, source: Path, target: Path) -> list[str]:
     return ["metal", *options, "-c", str(source), "-o", str(target)]
 
 
+def library_name(entry: str) -> str:
+    """What the executor looks for in a metallib (csrc/metal/library.mm): of a template's instance, an identifier."""
+    return re.sub(r"\W", "_", entry) if "<" in entry else entry
+
+
 def library_text(file: str, text: str, entries: Iterable[str]) -> str:
-    """A shader's text with an instantiation of each template in `entries`, under the name that the executor looks for
-    (`library_name` in csrc/metal/library.mm): the entry as an identifier."""
-    names = {entry: re.sub(r"\W", "_", entry) for entry in entries if "<" in entry}
+    """A shader's text with an instantiation of each template in `entries`, under `library_name`."""
+    names = {entry: library_name(entry) for entry in entries if "<" in entry}
     made = [f'template [[host_name("{name}")]] [[kernel]] decltype({e}) {e};\n' for e, name in names.items()]
     return "".join([text, f'\n#line 1 "{file}: instance"\n', *made]) if made else text
 
@@ -93,13 +97,13 @@ def known_levels() -> list[str]:
         return [level for level in LEVELS if _run(*compile_command(level, probe, probe.with_suffix(".air"))) is None]
 
 
-def build(kernels: Sequence[tuple[str, str]], built: Path) -> list[str]:
-    """Compile `kernels` (shader file and instance) of the texts in `built/translated` into `built/metal`.
+def build(kernels: Sequence[tuple[str, str]], built: Path, place: Path | None = None) -> list[str]:
+    """Compile `kernels` (shader file and instance) of the texts in `built/translated` into `place`, or `built/metal`.
 
-    Returns the lines to print. `built/metal/manifest.json` says what was made: by level, the library's name and, for
-    each shader file in it, the SHA-1 of the text without instantiations. Nothing is left of an earlier build.
+    Returns the lines to print. `manifest.json` says what was made: by level, the library's name and, for each shader
+    file in it, the SHA-1 of the text without instantiations. Nothing is left of an earlier build.
     """
-    place = built / "metal"
+    place = place or built / "metal"
     shutil.rmtree(place, ignore_errors=True)
     if problem := _run("metal", "--version"):
         return [f"kernels are compiled when they are first used: Apple's Metal compiler isn't here ({problem})"]

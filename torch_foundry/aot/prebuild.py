@@ -212,20 +212,25 @@ class Launched(NamedTuple):
     threads: int  # of its largest threadgroup
 
 
+def shapes(family: str) -> list[Shape]:
+    """[n, k] of weights, the smallest that get other kernels from the tuning table of GPUs of `family`."""
+    choose = torch.ops.torch_foundry._tuning_choice
+    smallest: dict[tuple[int, ...], Shape] = {}
+    for n, k in sorted(product((32, *(2**i for i in range(9, 15))), (256, *(2**i for i in range(10, 13))))):
+        keys = product(("linear", "norm_linear"), ("f32", "f16", "bf16", *PACKED), (1, 2, 4, 8))
+        found = [choose(family, op, weights, rows, n, k) for op, weights, rows in keys]
+        smallest.setdefault(tuple(v for values in found for v in values), (n, k))
+    return list(smallest.values())
+
+
 def launched(family: str, others: Iterable[Callable[[], object]] = ()) -> list[Launched]:
     """The kernels that `calls`, and `others`, launch on GPUs of `family`. No such GPU is needed.
 
     Meanwhile ops on CPU tensors compute nothing, in the whole process.
     """
-    choose = torch.ops.torch_foundry._tuning_choice
-    shapes: dict[tuple[int, ...], Shape] = {}  # the smallest that get other kernels from the tuning table
-    for n, k in sorted(product((32, *(2**i for i in range(9, 15))), (256, *(2**i for i in range(10, 13))))):
-        keys = product(("linear", "norm_linear"), ("f32", "f16", "bf16", *PACKED), (1, 2, 4, 8))
-        found = [choose(family, op, weights, rows, n, k) for op, weights, rows in keys]
-        shapes.setdefault(tuple(v for values in found for v in values), (n, k))
     torch.ops.torch_foundry._list_kernels(family)
     try:
-        for call in (*(call for _, call in calls("cpu", list(shapes.values()))), *others):
+        for call in (*(call for _, call in calls("cpu", shapes(family))), *others):
             call()
     finally:
         torch.ops.torch_foundry._stop_listing()
