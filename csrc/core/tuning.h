@@ -48,6 +48,7 @@ struct AttentionChoice {
   uint16_t lanes;      // that read a key together: 1 or 8; 32: products of matrices, where there is such a kernel
   uint16_t far_keys;   // per split of the keys beyond
   uint16_t groups;     // threadgroups to aim at: rows share a reading of the keys as long as there are so many
+  uint16_t rows;       // that share it, at most; of heads of more than 256 columns fewer, as sums lie in registers
 };
 
 // Rows of x up to which each way serves a product, where no other before it does: rows share readings of W, products of
@@ -159,7 +160,7 @@ inline LinearRoutes linear_routes(c10::Device device, int format, int64_t n, int
 
 inline AttentionChoice attention_choice(c10::Device device, int format, int64_t head_dim) {
   const tuning::Choice c = tuning::choose(device, tuning::Op::attention, format, 1, head_dim, 1);
-  return {c[0], c[1], c[2], c[3], c[4]};
+  return {c[0], c[1], c[2], c[3], c[4], c[5]};
 }
 
 } // namespace foundry

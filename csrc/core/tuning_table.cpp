@@ -19,7 +19,7 @@ constexpr Line kLines[] = {
     {"host", kLinear, "", 1, kAny, kAny, {4, 1, 1, 2, 4}},
     {"host", kNorm, "", 8, kAny, kAny, {4, 1, 1, 2, 4}}, // more outputs, for which x is weighted once
     {"host", kNorm, "", 1, kAny, kAny, {8, 1, 1, 2, 4}},
-    {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256, 1}},
+    {"host", kAttention, "", 1, kAny, kAny, {256, 4, 1, 256, 1, 16}},
 
     // Apple GPUs, from published designs and `make agx`; nothing here has been measured by us.
     // Packed codes are read when they are used, and several rows share two outputs (of q8_0, which needs the fewest
@@ -52,7 +52,7 @@ constexpr Line kLines[] = {
     {"apple", kLinear, "", 1, 2048, kAny, {4, 1, 1, 4, 1}},
     {"apple", kLinear, "", 1, kAny, kAny, {4, 1, 1, 8, 1}},
     // MLX and torch split long caches over 32 or 64 threadgroups a head on base and Pro chips: some 1000 keys each at 32 K.
-    {"apple", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64}},
+    {"apple", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64, 4}},
 
     // NVIDIA H100: few lines that stay within 8 % (packed formats but q8_0 and q4_0: 15 %) of the fastest variant at nearly every shape of Qwen2.5-0.5B,
     // Llama-3.2-1B, Qwen3-4B and Llama-3-8B (benchmarks/RESULTS.md). The last of them are for f16 and bf16.
@@ -223,10 +223,10 @@ constexpr Line kLines[] = {
     {"sm_90", kNorm, "q4_0", 1, kAny, kAny, {8, 0, 1, 4, 1}},
     {"sm_90", kNorm, "q4_k", 1, kAny, kAny, {4, 1, 1, 2, 1}},
     {"sm_90", kNorm, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},
-    {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 256, 256}},
-    {"sm_90", kAttention, "", 1, 128, kAny, {128, 4, 32, 512, 256}},
-    {"sm_90", kAttention, "", 1, 256, kAny, {256, 8, 8, 512, 256}}, // matrices of so many columns leave registers
-    {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 32, 512, 256}},
+    {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 256, 256, 16}},
+    {"sm_90", kAttention, "", 1, 128, kAny, {128, 4, 32, 512, 256, 16}},
+    {"sm_90", kAttention, "", 1, 256, kAny, {256, 8, 8, 512, 256, 16}}, // matrices of so many columns leave registers
+    {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 32, 512, 256, 16}},
 
     // More rows: linear_rows, linear_matrix and linear_tiles up to so many of x, then torch's product;
     // backward; and of an expert.
@@ -315,7 +315,7 @@ constexpr Line kLines[] = {
     {"", kLinear, "", 1, 2048, kAny, {2, 2, 4, 8, 1}},
     {"", kLinear, "", 4, kAny, kAny, {4, 1, 1, 4, 1}},
     {"", kLinear, "", 1, kAny, kAny, {2, 2, 2, 4, 1}},
-    {"", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64}},
+    {"", kAttention, "", 1, kAny, kAny, {256, 4, 8, 1024, 64, 16}},
     {"", kRoutes, "packed", 1, kAny, kAny, {16, 0, 0, 16, 64}},
     {"", kRoutes, "", 1, kAny, kAny, {8, 0, 0, 16, 64}},
 };

@@ -172,8 +172,8 @@ void prefill(const Call& call) {
 }
 
 // Query rows of a threadgroup, which read the keys together: those of a group, unless that would leave most of the GPU
-// idle. Registers: rows * columns / 32 sums a lane, 32 of them, or 64 for a group's sake. Threadgroup memory: queries
-// and weights, or heads that are made.
+// idle. Registers: rows * columns / 32 sums a lane, 32 of them, or 64 for a group's sake where there is room for so many.
+// Threadgroup memory: queries and weights, or heads that are made.
 int rows_together(const Call& call, bool makes_heads) {
   const AttentionChoice& choice = call.choice;
   const int64_t columns = call.keys.columns, widest = std::max<int64_t>(columns, call.values.columns);
@@ -183,7 +183,9 @@ int rows_together(const Call& call, bool makes_heads) {
     const int64_t queries = columns + (call.value_queries ? call.values.columns : 0);
     const int64_t own = std::max<int64_t>(rows * 2 * simd_width, makes_heads ? simd_width * head_elements(widest) : 0);
     const int64_t floats = rows * queries + choice.simdgroups * own;
-    return rows <= (of_one_group ? 16 : 8) && rows * widest <= (of_one_group ? 2048 : 1024) && floats <= 7168;
+    const int most = of_one_group ? choice.rows : std::min<int>(choice.rows, 8);
+    const int64_t columns_of_all = std::min<int64_t>(256 * choice.rows, of_one_group ? 2048 : 1024);
+    return rows <= most && rows * widest <= columns_of_all && floats <= 7168;
   };
   const auto groups = [&](int rows) { return ceil_div(call.grouped_rows(), rows) * call.heads() * call.args.splits; };
   int rows = 1;

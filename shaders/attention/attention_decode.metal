@@ -10,8 +10,8 @@
 // each tile, and COLS columns of the output. Table .. VOut: of heads that are made first (attention_heads.h).
 // foundry-lint: instance(attention_decode<half, uchar, DenseKv<half>, DenseKv<half>, 64, 64, 1, 4, 8>)
 // foundry-lint: instance(attention_decode<float, float, DenseKv<float>, DenseKv<half>, 96, 80, 2, 8, 1>)
-// foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 512, 512, 4, 4, 8>)
-// foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 64, 512, 4, 4, 8, 512>)
+// foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 512, 512, 2, 4, 8>)
+// foundry-lint: instance(attention_decode<bfloat, uchar, DenseKv<bfloat>, DenseKv<bfloat>, 64, 512, 2, 4, 8, 512>)
 // foundry-lint: instance(attention_decode<half, half, [FOUNDRY_KV_FORMATS]<128>, [FOUNDRY_KV_FORMATS]<128>, 128, 128, 4, 4, 8>)
 // foundry-lint: instance(attention_decode<half, uchar, Q8Kv<128>, DenseKv<half>, 128, 128, 2, 4, 8, 0, float, Llama, Q8KvOut, DenseOut<half>>)
 template <typename T, typename Mask, typename KStore, typename VStore, int D, int DV, int ROWS, int SIMDS, int LANES,

@@ -41,6 +41,7 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int groups = int(gated_delta_simdgroups(DV)), threads = groups * 32;
   constexpr int rows = (DK + groups - 1) / groups, columns = (DV + 31) / 32, row_columns = (DK + 31) / 32;
+  constexpr bool whole = DK == rows * groups && DV == columns * 32; // every lane has numbers of the state alone
   threadgroup float qkv[2 * DK + DV], decays[D], sums[2][groups][DV], changes[DV], squares[8];
 
   const uint heads = args.key_heads * args.per_key, head = group.x;
@@ -53,11 +54,12 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
   device const T* conv_before = conv_states + ulong(begin == 0 ? 0 : slots[begin % args.slots]) * channels * W;
   device const float* before = states + (ulong(begin == 0 ? 0 : slots[begin % args.slots]) * heads + head) * (DK * DV);
 
+  const uint own = simdgroup * rows * DV + lane; // the lane's first number
   float state[rows][columns];
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; ++c) {
-      const uint row = simdgroup * rows + r, column = lane + 32 * c;
-      state[r][c] = begin != 0 && row < DK && column < DV ? before[row * DV + column] : 0.0f;
+      const bool there = whole || (simdgroup * rows + r < DK && lane + 32 * c < DV);
+      state[r][c] = begin != 0 && there ? before[own + r * DV + 32 * c] : 0.0f;
     }
 
   for (uint t = 0; t < tokens; ++t) {
@@ -72,15 +74,11 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
                                     : (is_key ? key_channels : 0) + key_head * DK + column;
       T last[W];
       device const T* of_channel = conv_before + ulong(channel) * W;
-      if (is_value)
-        last_inputs<T, W>(v + offset(args.v, first, key_head, sub_head) + column, args.v.token, t, of_channel,
-                          begin != 0, last);
-      else if (is_key)
-        last_inputs<T, W>(k + offset(args.k, first, key_head, 0) + column, args.k.token, t, of_channel,
-                          begin != 0, last);
-      else
-        last_inputs<T, W>(q + offset(args.q, first, key_head, 0) + column, args.q.token, t, of_channel,
-                          begin != 0, last);
+      device const T* x = is_value ? v + offset(args.v, first, key_head, sub_head)
+                          : is_key ? k + offset(args.k, first, key_head, 0)
+                                   : q + offset(args.q, first, key_head, 0);
+      const uint stride = is_value ? args.v.token : is_key ? args.k.token : args.q.token;
+      last_inputs<T, W>(x + column, stride, t, of_channel, begin != 0, last);
       qkv[i] = convolve<T, W>(last, conv_weight + ulong(channel) * W);
       if (stored && (is_value || sub_head == 0)) // the heads that share queries and keys have the same inputs
         for (int w = 0; w < W; ++w)
@@ -109,9 +107,9 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
       with_k[c] = with_q[c] = 0.0f;
     for (int r = 0; r < rows; ++r) {
       const uint row = simdgroup * rows + r;
-      keys[r] = row < DK ? qkv[DK + row] * k_scale : 0.0f;
-      const float query = row < DK ? qkv[row] * q_scale : 0.0f;
-      if (D > 1) decay = row < DK ? decays[row] : 0.0f;
+      keys[r] = whole || row < DK ? qkv[DK + row] * k_scale : 0.0f;
+      const float query = whole || row < DK ? qkv[row] * q_scale : 0.0f;
+      if (D > 1) decay = whole || row < DK ? decays[row] : 0.0f;
       for (int c = 0; c < columns; ++c) {
         state[r][c] *= decay;
         with_k[c] = fma(state[r][c], keys[r], with_k[c]);
@@ -120,7 +118,7 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
     }
     for (int c = 0; c < columns; ++c) {
       const uint column = lane + 32 * c;
-      if (column < DV) {
+      if (whole || column < DV) {
         sums[0][simdgroup][column] = with_k[c];
         sums[1][simdgroup][column] = with_q[c];
       }
@@ -155,11 +153,11 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
     device float* after = states + (slot * heads + head) * (DK * DV);
     for (int c = 0; c < columns; ++c) {
       const uint column = lane + 32 * c;
-      const float change = column < DV ? changes[column] : 0.0f;
+      const float change = whole || column < DV ? changes[column] : 0.0f;
       for (int r = 0; r < rows; ++r) {
-        const uint row = simdgroup * rows + r;
         state[r][c] = fma(keys[r], change, state[r][c]);
-        if (stored && row < DK && column < DV) after[row * DV + column] = state[r][c];
+        const bool there = whole || (simdgroup * rows + r < DK && column < DV);
+        if (stored && there) after[own + r * DV + 32 * c] = state[r][c];
       }
     }
   }

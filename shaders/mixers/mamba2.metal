@@ -43,6 +43,7 @@ template <typename T, int P, int N, int W>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr int groups = int(mamba2_simdgroups(P * N)), threads = groups * 32;
   constexpr int rows = (P + groups - 1) / groups, columns = (N + 31) / 32;
+  constexpr bool whole = P == rows * groups && N == columns * 32; // every lane has numbers of the state alone
   threadgroup float inputs[2][P + 2 * N]; // of even and of odd tokens: one barrier a token
 
   const uint head = group.x, shared = head / args.per_group, first = runs[group.y * args.runs_stride];
@@ -54,11 +55,12 @@ template <typename T, int P, int N, int W>
   device const T* conv_before = conv_states + slot_before * channels * W;
   device const float* before = states + (slot_before * args.heads + head) * (P * N);
 
+  const uint own = simdgroup * rows * N + lane; // the lane's first number
   float state[rows][columns];
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; ++c) {
-      const uint row = simdgroup * rows + r, column = lane + 32 * c;
-      state[r][c] = begin != 0 && row < P && column < N ? before[row * N + column] : 0.0f;
+      const bool there = whole || (simdgroup * rows + r < P && lane + 32 * c < N);
+      state[r][c] = begin != 0 && there ? before[own + r * N + 32 * c] : 0.0f;
     }
   const float rate = -exp(float(a_log[head])), bias = float(dt_bias[head]), skip = float(d[head]);
   const uint bounded = has_prompt ? prompt[group.y * args.prompt_stride] : 0;
@@ -89,22 +91,21 @@ template <typename T, int P, int N, int W>
     float b[columns], query[columns];
     for (int c = 0; c < columns; ++c) {
       const uint column = lane + 32 * c;
-      b[c] = column < N ? input[P + column] : 0.0f;
-      query[c] = column < N ? input[P + N + column] : 0.0f;
+      b[c] = whole || column < N ? input[P + column] : 0.0f;
+      query[c] = whole || column < N ? input[P + N + column] : 0.0f;
     }
     device float* after = states + (slot * args.heads + head) * (P * N);
     for (int r = 0; r < rows; ++r) {
       const uint row = simdgroup * rows + r;
-      const float value = row < P ? input[row] : 0.0f;
+      const float value = whole || row < P ? input[row] : 0.0f;
       float sum = 0.0f;
       for (int c = 0; c < columns; ++c) {
-        const uint column = lane + 32 * c;
         state[r][c] = fma(step * value, b[c], state[r][c] * decay);
         sum = fma(state[r][c], query[c], sum);
-        if (stored && row < P && column < N) after[row * N + column] = state[r][c];
+        if (stored && (whole || (row < P && lane + 32 * c < N))) after[own + r * N + 32 * c] = state[r][c];
       }
       sum = simd_sum(sum);
-      if (lane == 0 && row < P) y[(token * args.heads + head) * P + row] = fma(skip, value, sum);
+      if (lane == 0 && (whole || row < P)) y[(token * args.heads + head) * P + row] = fma(skip, value, sum);
     }
   }
 }

@@ -249,10 +249,14 @@ FAULTS = [
     _fault("offset-forgotten", "fma(scale, w[j], offset)", "scale * w[j]", _one(Case(33, 24, 1024, "q4_k"))),
     _fault("ratio-forgotten", "raw.scale(k, group) * Raw::ratio(c)", "raw.scale(k, group)", WIDE),
     _fault(
-        "ahead-half-step-dropped", "period < (k - from)", "period + 1 < (k - from)", _ahead("teams"), "matrix_tile.h"
+        "ahead-half-step-dropped",
+        "from + period * Step::columns < k",
+        "from + (period + 1) * Step::columns < k",
+        _ahead("teams"),
+        "matrix_tile.h",
     ),
     _fault("ahead-row-of-x-twice", "ulong(memory[m])", "ulong(memory[m / 2 * 2])", _ahead("rows"), "matrix_tile.h"),
-    _fault("ahead-eights-alike", "x_row + b * x_block", "x_row", _ahead("rows"), file="matrix_rows.h"),
+    _fault("ahead-eights-alike", "uint2*)(x_row + b * x_block", "uint2*)(x_row", _ahead("rows"), file="matrix_rows.h"),
     _fault(
         "ahead-a-step-too-early",
         "now = (turn + 1) % STEPS",

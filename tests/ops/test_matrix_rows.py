@@ -190,7 +190,7 @@ def _behind(name: str, old: str, new: str, check: Callable[[], None], file: str 
 
 
 FAULTS = [
-    _fault("half-step-dropped", "period < (k - first) / Step::columns", "period + 1 < (k - first) / Step::columns",
+    _fault("half-step-dropped", "first + period * Step::columns < k", "first + (period + 1) * Step::columns < k",
            _linear()),
     _fault("rows-of-x-twice", "min(uint(own.row), rows.count - 1)", "min(uint(own.row) / 2 * 2, rows.count - 1)",
            _linear()),
@@ -202,6 +202,10 @@ FAULTS = [
     _fault("scale-of-the-first", "d[1] = row[8] >> 16", "d[1] = row[0] & 0xffff", _linear(name="q8_0"), "q8_0.h"),
     _fault("offset-forgotten", "if (F::has_offset) total =", "if (false) total =", _linear(name="q4_k")),
     _behind("gains-of-gemma", "(offset + float(g[j]))", "float(g[j])", lambda: test_norm_linear("q4_0", "gemma")),
+    _behind("pairs-made-twice", "in_pairs ? as_type<Pair>(own[f]) : pairs[f]", "pairs[f]",
+            lambda: test_norm_linear("q4_0", "llama")),
+    _behind("sums-of-one-row", "(rows.count * OUTS + simd_width - 1)", "(OUTS + simd_width - 1)",
+            lambda: test_norm_linear("q4_0", "llama"), "products.h"),
     _behind("squares-of-one-simdgroup", "s < simdgroups; ++s) sum +=", "s < 1; ++s) sum +=",
             lambda: _teams_behind_a_norm()),
     _behind("parts-by-a-power-of-two", "simdgroup - team_in<by_matrices>(simdgroup, split) * split",

@@ -390,8 +390,6 @@ def _fault(name: str, old: str, new: str, run: Any, file: str = "") -> Fault:
 
 COSINE = """pair.column + (is_first ? 0 : h.rotary_dim / 2);
       const float c = float(cosines[angles.cosines + column])"""
-THIRD_AND_LAST = """return w2 + ulong(n) * args.row_blocks[2];
-  return w3 + ulong"""
 FAULTS = [
     _fault("gains-of-gemma", "norm_weight, offset, normed}", "norm_weight, 0.0f * offset, normed}",
            lambda: test_linear(Case(kind="gemma"), F32), "products.h"),
@@ -403,10 +401,10 @@ FAULTS = [
            "products.h"),
     _fault("squares-with-the-gain", "g); squares += dot<P>(v, v);", "g); squares += dot<P>(v, g);",
            lambda: test_linear(Case(), F32), "gemv.h"),
-    _fault("row-of-the-second-matrix", "w1 + ulong(n) * args.row_blocks[1]", "w1 + ulong(n ^ 1) * args.row_blocks[1]",
+    _fault("row-of-the-second-matrix", "ulong(n - first) * blocks", "ulong(n - first) / 2 * blocks",
            lambda: test_linear(*CASES[11])),
     _fault("bias-of-the-first", "args.has_bias & 4", "args.has_bias & 2", lambda: test_linear(*CASES[11])),
-    _fault("third-matrix-for-the-last", THIRD_AND_LAST, THIRD_AND_LAST.replace("w3", "w2"),
+    _fault("third-matrix-for-the-last", "n < fourth ? w2 : w3", "n < fourth ? w2 : w2",
            lambda: test_linear(*FOUR[0])),
     _fault("bias-of-the-third", "args.has_bias & 8", "args.has_bias & 4", lambda: test_linear(*FOUR[0])),
     _fault("last-output-not-stored", "m < a.rows && n < args.end)", "m < a.rows && n + 1 < args.end)",

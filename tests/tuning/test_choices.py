@@ -73,12 +73,19 @@ BY_MATRICES = {
 }
 
 
-@pytest.mark.parametrize("shape", BY_MATRICES, ids=str)
-def test_what_goes_by_matrices_on_hopper(shape: tuple[int, int]) -> None:
-    """Decisions 049 and 061: outputs of a product, 0: by lanes."""
-    for family in ("sm_90", "sm_90-h200"):
-        for name, outputs in BY_MATRICES[shape].items():
-            assert tuning.choice(family, tuning.Key("matrices", name, 1, *shape))["outputs"] == outputs
+ON_AN_H200 = BY_MATRICES | {
+    (128256, 4096): {"q4_0": 32, "q4_k": 32, "q8_0": 32},
+    (4096, 14336): {"q4_0": 32, "q4_k": 32, "q8_0": 32},
+    (2560, 9216): {"q4_0": 32, "q4_k": 0, "q8_0": 0},
+}
+
+
+@pytest.mark.parametrize("family, shapes", [("sm_90", BY_MATRICES), ("sm_90-h200", ON_AN_H200)], ids=str)
+def test_what_goes_by_matrices_on_hopper(family: str, shapes: dict[tuple[int, int], dict[str, int]]) -> None:
+    """Decisions 049, 061 and 068: outputs of a product, 0: by lanes."""
+    for shape, outputs in shapes.items():
+        for name, wanted in outputs.items():
+            assert tuning.choice(family, tuning.Key("matrices", name, 1, *shape))["outputs"] == wanted, (shape, name)
 
 
 def test_a_model_has_its_own_lines_or_those_of_its_architecture() -> None:
