@@ -172,8 +172,8 @@ void prefill(const Call& call) {
 }
 
 // Query rows of a threadgroup, which read the keys together: those of a group, unless that would leave most of the GPU
-// idle. Registers: rows * columns / 32 sums a lane, 32 of them, or 64 for a group's sake where there is room for so many.
-// Threadgroup memory: queries and weights, or heads that are made.
+// idle. Registers: rows * columns / 32 sums a lane, 32 of them, or 64 for a group's sake where there is room for so
+// many. Threadgroup memory: queries and weights, or heads that are made.
 int rows_together(const Call& call, bool makes_heads) {
   const AttentionChoice& choice = call.choice;
   const int64_t columns = call.keys.columns, widest = std::max<int64_t>(columns, call.values.columns);

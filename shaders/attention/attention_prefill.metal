@@ -83,10 +83,12 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
   device const T* q_row = q + batch * args.q_batch + head * args.q_head + query * args.q_token;
   simdgroup_matrix<T, 8, 8> q_fragment[q_blocks];
   simdgroup_matrix<float, 8, 8> acc[v_blocks];
+#pragma unroll
   for (int d = 0; d < q_blocks; ++d) {
     q_fragment[d].thread_elements()[0] = q_row[q_column + 8 * d + own.column];
     q_fragment[d].thread_elements()[1] = q_row[q_column + 8 * d + own.column + 1];
   }
+#pragma unroll
   for (int d = 0; d < v_blocks; ++d)
     acc[d] = simdgroup_matrix<float, 8, 8>(0.0f);
 
@@ -102,10 +104,13 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
 
     // Sums are short and then joined, here of 32 columns, below of a tile's keys: a long one would be off by more.
     simdgroup_matrix<float, 8, 8> score[BK / 8];
+#pragma unroll
     for (int n = 0; n < BK / 8; ++n) {
       score[n] = simdgroup_matrix<float, 8, 8>(0.0f);
+#pragma unroll
       for (int first = 0; first < q_blocks; first += 4) {
         simdgroup_matrix<float, 8, 8> part(0.0f);
+#pragma unroll
         for (int d = first; d < min(first + 4, q_blocks); ++d) {
           simdgroup_matrix<KE, 8, 8> k;
           simdgroup_load(k, k_tile + n * 8 * K_LD + q_column + d * 8, K_LD, ulong2(0, 0), true);
@@ -118,17 +123,22 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
 
     if (SHARE > 1) {
       threadgroup float2* own_parts = parts + simdgroup * (BK / 8 * 32) + lane;
+#pragma unroll
       for (int n = 0; n < BK / 8; ++n)
         own_parts[n * 32] = float2(score[n].thread_elements()[0], score[n].thread_elements()[1]);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       threadgroup const float2* other_parts = parts + (simdgroup ^ 1) * (BK / 8 * 32) + lane;
+#pragma unroll
       for (int n = 0; n < BK / 8; ++n)
+#pragma unroll
         for (int e = 0; e < 2; ++e)
           score[n].thread_elements()[e] += other_parts[n * 32][e];
     }
 
     float m = largest;
+#pragma unroll
     for (int n = 0; n < BK / 8; ++n) {
+#pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int key = tile + 8 * n + own.column + e;
         const float s = finish_score(score[n].thread_elements()[e] * args.scale, key, range, mask_row, args);
@@ -141,7 +151,9 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     const float rescale = exp(largest - m);
     largest = m;
     float tile_sum = 0.0f;
+#pragma unroll
     for (int n = 0; n < BK / 8; ++n) {
+#pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float p = weight_of(score[n].thread_elements()[e], m);
         score[n].thread_elements()[e] = p;
@@ -153,13 +165,16 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the K tile has been read
     stage_keys<VStore, VE, DV, BK, V_LD>(v_rows, tile, all, v_tile, tid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
     for (int d = 0; d < v_blocks; ++d) {
       simdgroup_matrix<float, 8, 8> part(0.0f);
+#pragma unroll
       for (int n = 0; n < BK / 8; ++n) {
         simdgroup_matrix<VE, 8, 8> v;
         simdgroup_load(v, v_tile + n * 8 * V_LD + v_column + d * 8, V_LD);
         simdgroup_multiply_accumulate(part, score[n], v, part);
       }
+#pragma unroll
       for (int e = 0; e < 2; ++e)
         acc[d].thread_elements()[e] = fma(acc[d].thread_elements()[e], rescale, part.thread_elements()[e]);
     }
@@ -173,7 +188,9 @@ template <typename T, typename Mask, typename KStore, typename VStore, int D, in
     float of_keys = 1.0f;  // what a sink leaves of the weights
     if (has_sinks)
       add_sink(sinks, head, largest, of_keys, sum);
+#pragma unroll
     for (int d = 0; d < v_blocks; ++d) {
+#pragma unroll
       for (int e = 0; e < 2; ++e)
         y_row[8 * d + e] = T(sum == 0.0f ? 0.0f : acc[d].thread_elements()[e] * of_keys / sum);
     }

@@ -115,9 +115,12 @@ template <typename Q, typename T, int OUTS> struct MatrixStep {
         for (int b = 0; b < BLOCKS; ++b) {
           if (uint(b) >= blocks) continue;
           const metal::uint2 own = *(threadgroup const metal::uint2*)(x_row + b * x_block + column * sizeof(T));
-          F::pairs(own, pairs);
+          if (in_pairs)
+            for (int f = 0; f < 2; ++f) pairs[f] = as_type<Pair>(own[f]);
+          else
+            F::pairs(own, pairs);
           metal::simdgroup_matrix<T, 8, 8> x[2];
-          for (int f = 0; f < 2; ++f) x[f].thread_elements() = in_pairs ? as_type<Pair>(own[f]) : pairs[f];
+          for (int f = 0; f < 2; ++f) x[f].thread_elements() = pairs[f];
           for (uint i = 0; i < tiles; ++i) {
             if (F::has_scale)
               multiply_accumulate_2x2_transposed(products[b][i], codes[i], x, lane);
@@ -262,7 +265,7 @@ template <typename Q, typename T, int VEC, int OUTS, int STEPS, typename W> stru
 template <int OUTS> struct MatrixSums {
   threadgroup const float* partial; // of the team's parts, one after the other
   uint first, step;                 // of those that this thread takes
-  uint count;           // of whole simdgroups, as pairs of lanes exchange theirs
+  uint count;                       // of whole simdgroups, as pairs of lanes exchange theirs
   uint split;
   FOUNDRY_CONST uint most = matrix_rows * OUTS;
 

@@ -157,8 +157,7 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
     threadgroup float* const team = partial + (simdgroup - part) * Sums::most;
     for (int i = 0; i < OUTS / 8; ++i)
       for (int e = 0; e < 2; ++e)
-        team[part * Sums::most + (own.column + e) * OUTS + own.row + 8 * i] =
-            sum[0][i / 2][i % 2].thread_elements()[e];
+        team[part * Sums::most + (own.column + e) * OUTS + own.row + 8 * i] = sum[0][i / 2][i % 2].thread_elements()[e];
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     partial = other;
     other = team - (simdgroup - part) * Sums::most;
