@@ -26,7 +26,8 @@ METAL_FUNC void stage_keys(thread const KvRows<Store>& rows, int tile, KeyRange 
 
 // A simdgroup owns 8 query rows. Scores, weights and output live in 8x8 fragments, in which a lane holds two neighbouring
 // columns of one row: lanes of the same row differ in bits 0 and 3 only. SHARE neighbouring simdgroups have the same
-// rows: each multiplies its part of the columns of q and K, and of V.
+// rows: each multiplies its part of the columns of q and K, and of V. Loops over fragments are unrolled: one whose
+// number isn't known lies in memory, or behind a chain of selects.
 // foundry-lint: instance(attention_prefill<half, float, DenseKv<half>, DenseKv<half>, 64, 64>)
 // foundry-lint: instance(attention_prefill<float, uchar, DenseKv<float>, DenseKv<float>, 512, 512>)
 // foundry-lint: instance(attention_prefill<float, uchar, [FOUNDRY_KV_FORMATS]<80>, DenseKv<bfloat>, 80, 112>)

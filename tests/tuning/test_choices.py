@@ -11,6 +11,7 @@ import test_linear
 import torch
 from kit import F32, every_key
 
+from tools.agx.emulate import captured
 from torch_foundry import ops
 from torch_foundry.core import environment, limits, tuning
 from torch_foundry.core.environment import Choice
@@ -269,8 +270,23 @@ def test_rows_that_share_the_keys_change_no_bit() -> None:
     for groups in (1, 64, 1024):
         with kit.choice("attention", groups=groups):
             found.append(ops.attention(**given))
-    kit.assert_equal(found[1], found[0])
-    kit.assert_equal(found[2], found[0])
+    for rows in (4, 16):
+        with kit.choice("attention", groups=1, rows=rows):
+            found.append(ops.attention(**given))
+    for other in found[1:]:
+        kit.assert_equal(other, found[0])
+
+
+@pytest.mark.parametrize("family, wanted", [("apple7", {64: 4, 256: 4, 512: 2}), ("sm_80", {64: 8, 256: 8, 512: 4})])
+def test_registers_limit_the_rows_that_share_the_keys(family: str, wanted: dict[int, int]) -> None:
+    """Decision 069."""
+    found = {}
+    for head_dim in wanted:
+        q, k = (torch.zeros(1, n, rows, head_dim, dtype=torch.float16) for n, rows in ((64, 1), (8, 4096)))
+        launch = captured(family, lambda q=q, k=k: ops.attention(q, k, k, 4096, scale=1.0))[1][0]
+        entry = launch[0].split("\n")[1]
+        found[head_dim] = int(entry.split(f"{head_dim}, {head_dim}, ")[1].split(",")[0])
+    assert found == wanted
 
 
 def test_a_key_nobody_sees_changes_no_bit() -> None:
