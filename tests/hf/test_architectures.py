@@ -14,7 +14,7 @@ from tests.exact import assert_as_exact
 from tests.hf.tiny_models import build, classes, config, ids, random_model, shared
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.api import patch, report
-from torch_foundry.models.families import NORMS, SCALED_EMBEDDINGS
+from torch_foundry.models.families import EMBEDDINGS, NORMS
 from torch_foundry.models.family import MODELS, class_key
 from torch_foundry.models.moe import ExpertsSpec
 from torch_foundry.models.spec import build_spec
@@ -131,7 +131,7 @@ def test_classes_of_the_tables_exist() -> None:
     from torch_foundry.models.families import BLOCKS, DECODERS, EXPERTS, FAMILIES, HEADS, ROTARIES, WRAPPERS
     from torch_foundry.nn.activations import ACTIVATIONS
 
-    tables = [NORMS, DECODERS, HEADS, WRAPPERS, SCALED_EMBEDDINGS, EXPERTS, ROTARIES, BLOCKS]
+    tables = [NORMS, DECODERS, HEADS, WRAPPERS, EMBEDDINGS, EXPERTS, ROTARIES, BLOCKS]
     for key in [*FAMILIES, *(key for table in tables for key in table)]:
         module, name = (MODELS + key).rsplit(".", 1)
         assert class_key(getattr(importlib.import_module(module), name)) == key

@@ -27,7 +27,7 @@ TABLES = (
     families.DECODERS,
     families.HEADS,
     families.EXPERTS,
-    families.SCALED_EMBEDDINGS,
+    families.EMBEDDINGS,
 )
 
 

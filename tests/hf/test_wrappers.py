@@ -90,6 +90,7 @@ SKIPPED = {
     "qwen3_5": {"prompt lookup"},  # stock code drafts no tokens for recurrent states
     "gemma3n": {"prompt lookup"},
     "gemma4": {"prompt lookup"},  # our own loop, none that may be an image's
+    "muse_glimmer": {"prompt lookup"},
     "gemma4_unified": MODES.keys() - {"an image", "second turn"},  # in all else it is gemma4's
 }
 CASES = [case for case in itertools.product(WRAPPERS, MODES) if case[1] not in SKIPPED.get(case[0], ())]
@@ -256,11 +257,12 @@ def test_an_image_whose_token_has_no_embedding() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{}, {"sync_every": 3}, {"sync_every": 0}], ids=str)
-def test_a_token_of_an_image_that_is_generated_is_embedded_as_padding(options: dict[str, int]) -> None:
-    stock: Any = copy.deepcopy(shared("gemma4"))
+@pytest.mark.parametrize("name", ["gemma4", "muse_glimmer"])
+def test_a_token_of_an_image_that_is_generated_is_embedded_as_padding(name: str, options: dict[str, int]) -> None:
+    stock: Any = copy.deepcopy(shared(name))
     stock.lm_head.weight[IMAGE] = 2 * stock.lm_head.weight[50]  # chosen now and then
     model = patch(copy.deepcopy(stock))
-    inputs = prompt("gemma4", [1], [2])
+    inputs = prompt(name, [1], [2])
     text = generate(stock, inputs)
     assert (text[:, -TOKENS:-1] == IMAGE).any()
     assert generate(model, inputs, **options).tolist() == text.tolist()

@@ -16,7 +16,7 @@ from torch_foundry import ops
 from torch_foundry.core.errors import Fallback
 from torch_foundry.hf.out_of_memory import Described, described, explain, is_out_of_memory
 from torch_foundry.hf.training import NormPlan, trained_norm
-from torch_foundry.models.families import POSITIONS, SCALED_EMBEDDINGS, is_dense_linear, norm_kind
+from torch_foundry.models.families import EMBEDDINGS, POSITIONS, is_dense_linear, norm_kind
 from torch_foundry.models.family import class_key
 from torch_foundry.models.guards import derived_reason, device_reason, tensor_reason, weight_reason
 from torch_foundry.models.outputs import number
@@ -36,7 +36,7 @@ def leaf_mixin(module: nn.Module) -> type[LeafMixin] | None:
         return LinearMixin
     if norm_kind(module) is not None:
         return NormMixin
-    if cls is nn.Embedding or class_key(cls) in SCALED_EMBEDDINGS:
+    if cls is nn.Embedding or class_key(cls) in EMBEDDINGS:
         return EmbeddingMixin if module.max_norm is None else None
     return PositionMixin if class_key(cls) in POSITIONS else None
 
@@ -143,7 +143,7 @@ class EmbeddingPlan(Plan):
         super().__init__(state)
         self.parameters: dict[str, Any] = module._parameters
         self.buffers: dict[str, Any] = module._buffers
-        self.scaled = class_key(type(module)) in SCALED_EMBEDDINGS
+        self.scaled = "embed_scale" in module._buffers
         self._read: tuple[torch.Tensor, int, torch.dtype] | None = None  # what `_scale` was made of: buffer, version
         self._scale = 1.0
 
@@ -159,9 +159,10 @@ class EmbeddingPlan(Plan):
 
 
 class EmbeddingMixin(LeafMixin):
-    """nn.Embedding, and Gemma's, which scales the rows."""
+    """nn.Embedding, Gemma's, which scales the rows, and Muse Glimmer's, which norms them."""
 
     plan_class = EmbeddingPlan
+    _modules: dict[str, Any]
 
     def _fused(self, plan: EmbeddingPlan, input: torch.Tensor) -> torch.Tensor:
         weight = plan.parameters["weight"]
@@ -172,7 +173,8 @@ class EmbeddingMixin(LeafMixin):
         if input.device != weight.device:
             raise Fallback("ids are on another device")
         check_weights(plan.parameters, weight.dtype, None)
-        return ops.embedding(input.contiguous(), weight, scale=plan.scale())
+        rows = ops.embedding(input.contiguous(), weight, scale=plan.scale())
+        return self._modules["embed_norm"](rows) if "embed_norm" in self._modules else rows
 
     def _tensors(self, input: torch.Tensor) -> dict[str, Described]:
         return super()._tensors(input) | {"result": ([*input.shape, self.weight.shape[1]], self.weight.dtype)}

@@ -14,7 +14,7 @@ from transformers.utils.logging import tqdm
 
 from torch_foundry import quant
 from torch_foundry.core import memory
-from torch_foundry.models.families import BLOCKS, EXPERTS, SCALED_EMBEDDINGS, is_dense_linear
+from torch_foundry.models.families import BLOCKS, EMBEDDINGS, EXPERTS, is_dense_linear
 from torch_foundry.models.family import class_key
 from torch_foundry.models.outputs import embedding_read_by
 from torch_foundry.models.swap import base_class, is_swapped, restore
@@ -105,7 +105,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
         found: Any = module
         if is_dense_linear(cls) and linear_sizes(found)[1] > 1 and name not in routers:  # of a gate there is one: dense
             yield name, module, [linear_sizes(found)[0]]
-        elif (cls is nn.Embedding or key in SCALED_EMBEDDINGS) and found.max_norm is None and id(found) not in read:
+        elif (cls is nn.Embedding or key in EMBEDDINGS) and found.max_norm is None and id(found) not in read:
             yield name, module, [found.embedding_dim]
         elif key in EXPERTS:
             yield name, module, [matrix.shape[-1] for matrix in matrices_of(module)]

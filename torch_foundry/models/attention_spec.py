@@ -100,13 +100,14 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     if v_norms:
         check_norm("v_norm", attn.v_norm, family, 0)
         require(attn.v_norm.eps == attn.q_norm.eps, "norms of queries and values differ")
+    factor = float(getattr(attn, "qk_scale_factor", 1.0))  # of queries behind their norm
     window = _window(attn, family)
     return AttentionSpec(
         family=family,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        scale=family.scale or float(named(attn, "scaling", "inv_norm_factor")),
+        scale=factor * (family.scale or float(named(attn, "scaling", "inv_norm_factor"))),
         rope=_rotates(attn, family, window),
         window=window,
         softcap=float(attn.attn_logit_softcapping or 0.0) if family.softcap else 0.0,

@@ -41,7 +41,8 @@ def check_children(name: str, module: nn.Module, expected: set[str]) -> None:
 def check_norm(name: str, module: nn.Module, family: Family, size: int) -> None:
     """Raise Fallback unless `module` is a norm of the family, of `size` elements; 0: without a weight."""
     kind = norm_kind(module) if size else NORMS.get(class_key(type(module)))
-    require(kind == family.norm_kind, f"{name} is a {type(module).__name__}")
+    others = {*dict(family.other_norms).values(), "plain"} if family.other_norms else set()
+    require(kind in {family.norm_kind, *others}, f"{name} is a {type(module).__name__}")
     shapes = {tuple(parameter.shape) for parameter in module.parameters()}
     shapes |= {tuple(getattr(module, "normalized_shape", (size,)))}
     require(shapes == {(size,)}, f"{name} has no weight of {size} elements")

@@ -1,4 +1,4 @@
-"""A decoder's embedding of ids: dense, packed, or split over processes; and that of positions."""
+"""A decoder's embedding of ids: dense, packed, or split over processes; its norm; and that of positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_foundry.models.family import Decoder
 from torch_foundry.models.outputs import number
 from torch_foundry.models.swap import is_swapped
 from torch_foundry.models.tensor_parallel import ShardedRows, sharding_of
-from torch_foundry.models.weights import Gemm
+from torch_foundry.models.weights import Gemm, Norm, ones
 from torch_foundry.nn import FoundryEmbedding
 
 
@@ -25,12 +25,13 @@ def dtype_of(embedding: Any) -> torch.dtype:
 
 
 class TokenEmbedding:
-    """Rows of a table, times a factor, plus those of learned positions. Raises Fallback for one that is not known.
+    """Rows of a table, times a factor or behind a norm, plus those of learned positions. Raises Fallback for one that
+    is not known.
 
     decoder: what is known of `owner`, whose embedding this is.
     """
 
-    __slots__ = ("dtype", "module", "positions", "rows", "scale")
+    __slots__ = ("dtype", "module", "norm", "positions", "rows", "scale")
 
     def __init__(self, owner: Any, decoder: Decoder) -> None:
         module = self.module = getattr(owner, decoder.embedding)
@@ -43,6 +44,10 @@ class TokenEmbedding:
         for each in self.modules:
             if not (is_swapped(each) or isinstance(each, FoundryEmbedding)):
                 raise Fallback(f"the embedding is a {type(each).__name__}")
+        norm = module._modules.get("embed_norm")
+        self.norm = None if norm is None else Norm(norm)
+        if self.norm is not None:
+            ones(module.embedding_dim, self.dtype, module.weight.device)  # not first while a step is captured
         # a buffer that stock code rounds to the model's dtype, or an exact number
         buffer = module._buffers.get("embed_scale")
         self.scale = decoder.factor(owner) if buffer is None else number(buffer, self.dtype)
@@ -50,7 +55,7 @@ class TokenEmbedding:
     @property
     def modules(self) -> list[Any]:
         """What captured steps read, as it is."""
-        found = [self.module if self.rows is None else None, self.positions]
+        found = [self.module if self.rows is None else None, self.module._modules.get("embed_norm"), self.positions]
         return [module for module in found if module is not None]
 
     @property
@@ -70,6 +75,8 @@ class TokenEmbedding:
             gemm.call(partial(self.rows, ids, x, self.scale))
         else:
             x = self._look_up(module, ids, scale=self.scale)
+        if self.norm is not None:
+            x = self.norm(x)
         if self.positions is None:
             return x
         return self._look_up(self.positions, states[0].positions.view(ids.shape), residual=x)

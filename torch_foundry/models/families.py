@@ -53,7 +53,7 @@ BLOCKS: dict[str, Experts] = {}  # of experts
 ROTARIES: dict[str, Family] = {}  # rotary embeddings whose tables are not those of ops
 # Mixers by how the name of their class ends, in any family; filled by `models.layer.mixes`.
 MIXERS: dict[str, Any] = {}
-SCALED_EMBEDDINGS: set[str] = set()
+EMBEDDINGS: set[str] = set()  # besides torch's, as in `Family.embedding_class`
 POSITIONS: set[str] = set()  # embeddings of positions whose rows begin at `offset`
 
 
@@ -62,6 +62,7 @@ def register(family: Family) -> None:
     FAMILIES[family.key(family.layer)] = family
     if family.norm_class:
         NORMS[family.key(family.norm_class)] = family.norm_kind
+    NORMS.update((family.key(suffix), kind) for suffix, kind in family.other_norms)
     if family.linear_class:
         LINEARS.add(family.key(family.linear_class))
     DECODERS[family.key(family.decoder.suffix)] = family.decoder
@@ -75,16 +76,17 @@ def register(family: Family) -> None:
         ROTARIES[family.key("RotaryEmbedding")] = family
     if family.decoder.positions:
         POSITIONS.add(family.key("LearnedPositionalEmbedding"))
-    if family.scaled_embedding:
-        SCALED_EMBEDDINGS.add(family.key("TextScaledWordEmbedding"))
+    if family.embedding_class:
+        EMBEDDINGS.add(family.key(family.embedding_class))
 
 
 MROPE = Decoder(suffix="TextModel", mrope=True)
+SCALED = "TextScaledWordEmbedding"
 GEMMA2: dict[str, Any] = {
     "norm_kind": "gemma",
     "window": "attention",
     "softcap": True,
-    "scaled_embedding": True,
+    "embedding_class": SCALED,
     "head": Head(softcap="final_logit_softcapping"),
 }
 GEMMA4: dict[str, Any] = {
@@ -94,7 +96,7 @@ GEMMA4: dict[str, Any] = {
     "qk_norm": "head",
     "v_norm": True,
     "window": "attention",
-    "scaled_embedding": True,
+    "embedding_class": SCALED,
     "decoder": Decoder(suffix="TextModel", output=SharedKeysOutput),
     "head": Head(softcap="final_logit_softcapping"),
 }
@@ -117,7 +119,7 @@ for _family in (
     Family("qwen3_vl", prefix="Qwen3VLText", qk_norm="head", decoder=Decoder(mrope=True), head=None),
     Family("mistral", window="config"),
     Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
-    Family("gemma", norm_kind="gemma", scaled_embedding=True),
+    Family("gemma", norm_kind="gemma", embedding_class=SCALED),
     Family("gemma2", norms=SANDWICH, **GEMMA2),
     # stores attn_logit_softcapping as well, but does not use it
     Family("gemma3", norms=SANDWICH, **GEMMA2 | {"softcap": False}, qk_norm="head", decoder=Decoder("TextModel")),
@@ -144,6 +146,21 @@ for _family in (
     ),
     Family("apertus", norms=NormRoles(pre_attn="attention_layernorm", pre_ffn="feedforward_layernorm"), qk_norm="head"),
     Family("exaone4", norms=POST, **EXAONE),
+    Family(
+        "muse_glimmer",
+        layer="TextDecoderLayer",
+        norms=SANDWICH,
+        norm_class="TextCenteredRMSNorm",
+        norm_kind="gemma",
+        other_norms=(("RMSNorm", "olmo"),),  # the last one, and those without weights
+        embedding_class="TextNormedEmbedding",
+        qk_norm="head",
+        head_norms=("qk_norm", "qk_norm"),
+        window="attention",
+        gate="gate_proj",
+        decoder=Decoder("TextModel"),
+        head=None,
+    ),
     Family("vaultgemma", prefix="VaultGemma", norms=BEFORE, **GEMMA2),
     Family(
         "hyperclovax",
@@ -187,7 +204,9 @@ for _family in (
 def register_wrapper(wrapper: Wrapper) -> None:
     """Make a wrapper known: steps of the decoder inside of it are captured."""
     WRAPPERS[wrapper.key("Model")] = wrapper
-    HEADS[wrapper.key("ForConditionalGeneration")] = Head(f"model.{wrapper.decoder}", softcap=wrapper.softcap)
+    HEADS[wrapper.key("ForConditionalGeneration")] = Head(
+        f"model.{wrapper.decoder}", factor=wrapper.factor, softcap=wrapper.softcap
+    )
 
 
 REPLACED = ("image_token_id", "video_token_id", "audio_token_id")
@@ -207,6 +226,7 @@ for _wrapper in (
     Wrapper("llava_next"),
     Wrapper("llava_onevision"),
     Wrapper("mistral3"),
+    Wrapper("muse_glimmer", replaced=REPLACED[:2], factor="output_multiplier", softcap="final_logit_softcapping"),
     Wrapper("qwen2_vl", prefix="Qwen2VL"),
     Wrapper("qwen2_5_vl", prefix="Qwen2_5_VL"),
     Wrapper("qwen3_5", prefix="Qwen3_5"),
@@ -228,5 +248,7 @@ def norm_kind(module: nn.Module) -> str | None:
     cls = base_class(type(module))
     kind = "layer" if cls is nn.LayerNorm else NORMS.get(class_key(cls))
     weight = module._parameters.get("weight")
+    if kind == "olmo" and getattr(module, "with_scale", True) is False:
+        kind = "plain"  # without a weight there is nothing else to round
     sizes = getattr(module, "normalized_shape", ()) if weight is None else weight.shape
     return kind if len(sizes) == 1 or kind == "plain" else None

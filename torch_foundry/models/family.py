@@ -161,7 +161,7 @@ class Head:
     divisor: str | None = None  # logits / that
     factor: str | None = None  # logits * that
     suffix: str = "ForCausalLM"  # of the class of both
-    softcap: str | None = None  # tanh(logits / that) * that
+    softcap: str | None = None  # tanh(logits / that) * that, behind the factor
 
 
 @dataclass(frozen=True)
@@ -185,12 +185,15 @@ class Family(Architecture):
     layer: str = "DecoderLayer"  # suffix of the layer's; a family with several has a row for each
     norm_class: str = "RMSNorm"  # suffix of its norms'; "": torch's LayerNorm
     linear_class: str = ""  # suffix of its linear layers'; "": torch's
-    scaled_embedding: bool = False  # rows are multiplied by a buffer `embed_scale` in the weight's dtype
+    # suffix of its embedding's, whose rows are multiplied by a buffer `embed_scale` in the weight's dtype, or pass the
+    # norm `embed_norm`; "": torch's
+    embedding_class: str = ""
 
     # the layer
     norms: NormRoles = PRE
     # rounding, as in ops.rms_norm; "plain": as "llama", without a weight; "layer": LayerNorm, "layer1p": of 1 + weight
     norm_kind: str = "llama"
+    other_norms: tuple[tuple[str, str], ...] = ()  # suffixes of more classes of norms, and their kinds
     inert: frozenset[str] = frozenset()  # children that do nothing outside of training
     unset: tuple[str, ...] = ()  # names in the config: what they would switch on is not understood
     needed: tuple[str, ...] = ()  # names in the config that have to be set
@@ -248,7 +251,8 @@ class Wrapper(Architecture):
     # weight, if layers take embeddings of their own
     replaced: tuple[str, ...] = ()
     own_from: tuple[str, ...] = ()  # of `model`: ids from the least of these numbers on have embeddings of its towers
-    softcap: str | None = None  # as in `Head`
+    factor: str | None = None  # as in `Head`
+    softcap: str | None = None
 
 
 LATENT = "LatentAttention"  # a mixer (`latent_attention.py`)

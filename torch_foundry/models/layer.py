@@ -20,7 +20,7 @@ from torch_foundry.core.runtime import scope
 from torch_foundry.kvcache.base import CacheLayer, StateSpec
 from torch_foundry.kvcache.view import Rope, SharedKeys
 from torch_foundry.models.altup import StreamBlock
-from torch_foundry.models.families import MIXERS
+from torch_foundry.models.families import MIXERS, norm_kind
 from torch_foundry.models.family import Family
 from torch_foundry.models.mlp import MLP, GatedMLP
 from torch_foundry.models.moe import ExpertBlock, ExpertsSpec
@@ -108,11 +108,12 @@ def mixes(suffix: str) -> Callable[[type[Mixer]], type[Mixer]]:
 class FusedLayer:
     """A decoder layer's mixer and feed-forward block; either may be None."""
 
-    __slots__ = ("block", "mixer", "per_layer", "spec", "streams", "turned")
+    __slots__ = ("block", "mixer", "per_layer", "plain", "spec", "streams", "turned")
 
     def __init__(self, layer: Any, spec: LayerSpec) -> None:
         self.spec, roles = spec, spec.norms
         self.turned: list[dict[str, Any]] = [m._parameters for m in layer.modules() if isinstance(m, Conv1D)]
+        self.plain = any(norm_kind(module) == "plain" for module in layer.modules())  # some norms have no weight
         last = PerLayerBlock.norm if spec.per_layer else roles.post_ffn
 
         def residual(pre: str | None, post: str | None) -> Residual:
@@ -163,7 +164,7 @@ class FusedLayer:
             self.streams.prepare(dtype, device)
         if self.experts is not None:
             self.experts.lay_out()
-        if self.spec.family.norm_kind == "plain" and self.spec.mixer is not None:
+        if self.plain and self.spec.mixer is not None:
             for size in (self.spec.config.hidden_size, self.spec.mixer.facts.head_dim):
                 ones(size, dtype, device)
 

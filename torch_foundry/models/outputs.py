@@ -91,12 +91,12 @@ def finished(model: Any, logits: torch.Tensor) -> torch.Tensor:
     """Logits [..., V] of what `lm_head` gives."""
     head, config = head_of(model), model.config.get_text_config()
     assert head is not None
-    if head.softcap is not None and (cap := getattr(config, head.softcap)) is not None:
-        logits = torch.tanh(logits / cap) * cap
     if head.divisor is not None:
         logits = logits / getattr(config, head.divisor)
     if head.factor is not None:
         logits = logits * getattr(config, head.factor)
+    if head.softcap is not None and (cap := getattr(config, head.softcap)) is not None:
+        logits = torch.tanh(logits / cap) * cap
     return logits
 
 

@@ -23,7 +23,7 @@ class FoundryEmbedding(nn.Embedding):
     """An embedding whose weight stays packed.
 
     Rows have the dtype of `anchor`, an empty buffer that `.to(dtype)` converts. `embed_scale` is Gemma's factor; it is
-    rounded to that dtype first, as in the stock module.
+    rounded to that dtype first, as in the stock module. `embed_norm`, a module, is what Muse Glimmer's rows pass.
     """
 
     weight: torch.Tensor
@@ -39,6 +39,7 @@ class FoundryEmbedding(nn.Embedding):
         dtype: torch.dtype,
         padding_idx: int | None = None,
         embed_scale: torch.Tensor | None = None,
+        embed_norm: nn.Module | None = None,
     ) -> None:
         nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim, self.format = num_embeddings, embedding_dim, fmt
@@ -47,6 +48,8 @@ class FoundryEmbedding(nn.Embedding):
         self.register_buffer("weight", weight)
         self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=weight.device), persistent=False)
         self.register_buffer("embed_scale", embed_scale, persistent=False)
+        if embed_norm is not None:
+            self.embed_norm = embed_norm
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, fmt: str, packed: torch.Tensor | None = None) -> FoundryEmbedding:
@@ -64,6 +67,7 @@ class FoundryEmbedding(nn.Embedding):
             weight.dtype,
             embedding.padding_idx,
             embedding._buffers.get("embed_scale"),
+            embedding._modules.get("embed_norm"),
         )
         return take_over(result, embedding)
 
@@ -91,6 +95,8 @@ class FoundryEmbedding(nn.Embedding):
         else:
             unique, index = torch.unique(input, return_inverse=True)
             rows = quant.dequantize(self.weight[unique], self.format, self.embedding_dim, dtype)[index]
+        if "embed_norm" in self._modules:
+            return self.embed_norm(rows)
         return rows if self.embed_scale is None else rows * self.embed_scale.to(dtype)
 
     def extra_repr(self) -> str:
