@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import torch_foundry
 from tests.hf.test_families import FLOOR, MODES, error_of
-from tests.hf.tiny_cases import KIN, LAGUNA
+from tests.hf.tiny_cases import COHERE2_MOE, KIN, LAGUNA
 from tests.hf.tiny_models import (
     DEVICE,
     PROMPT,
@@ -33,6 +33,7 @@ from torch_foundry.nn import FoundryLinear
 
 TOKENS = 64
 GROUPED = ("gpt_neox", "falcon", "falcon-in-turn")  # q, k and v are one projection, by heads
+ROUTED = {**COHERE2_MOE, "first_k_dense_replace": 0}
 FALCON = {"num_attention_heads": 2}
 
 
@@ -114,6 +115,9 @@ LAUNCHES = {
     "phi": (4, 3),
     "olmo": (4, 3),
     "cohere": (4, 3),
+    # a norm, router and choice; the shared expert's two; the experts' two
+    "cohere2_moe": (4, 7),
+    "cohere2_moe-rms": (3, 4),
     "phimoe": (4, 5),
     "lfm3": (7, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
     "olmoe": (3, 4),
@@ -213,6 +217,12 @@ def test_a_factor_on_embeddings_is_not_rounded() -> None:
             {**FALCON, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
             "config.new_decoder_architecture is set",
         ),
+        ("Cohere2MoeConfig", {**ROUTED, "expert_selection_fn": "tanh"}, "scores of tanh"),
+        (
+            "Cohere2MoeConfig",
+            {**ROUTED, "shared_expert_combination_strategy": "product"},
+            "results of experts are combined by product",
+        ),
         ("CohereConfig", {"use_qk_norm": True}, "self_attn has ['k_norm'"),
         ("PhiConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['dense', 'k_layernorm'"),
         ("StableLmConfig", {"qk_layernorm": True, "num_attention_heads": 2}, "self_attn has ['k_layernorm'"),
@@ -224,9 +234,9 @@ def test_what_a_config_switches_on_is_refused(name: str, options: dict[str, Any]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", GROUPED)
-def test_packed_rows_of_one_projection(family: str) -> None:
-    """Its results are put in order, whatever its weight is stored as."""
+@pytest.mark.parametrize("family", [*GROUPED, "cohere2_moe", "cohere2_moe-rms"])
+def test_packed_weights_give_what_dense_ones_of_the_same_values_do(family: str) -> None:
+    """One projection's results are put in order, and experts are averaged, whatever weights are stored as."""
     model = torch_foundry.patch(copy.deepcopy(shared(family)), quantize="q8_0")
     dense = torch_foundry.dequantize(copy.deepcopy(model))
     inputs = padded([12, 20])

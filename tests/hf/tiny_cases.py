@@ -63,6 +63,10 @@ LAGUNA = {
     **{**SHARED_MOE, "mlp_layer_types": ["dense", "sparse"], "moe_routed_scaling_factor": 1.5},
     **{"sliding_window": 12, "layer_types": MIXED},
 }
+COHERE2_MOE = {
+    **{"num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "first_k_dense_replace": 1},
+    **{"sliding_window": 12, "sliding_window_pattern": 2, "logit_scale": 0.25},
+}
 GPT_OSS: dict[str, Any] = {
     **{"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 12, "layer_types": MIXED},
     "rope_parameters": {
@@ -190,6 +194,17 @@ KIN = {
     "opt-plain": Case("OPTConfig", {**OPT, "enable_bias": False, "layer_norm_elementwise_affine": False}, "eager"),
     "cohere": Case("CohereConfig", {"logit_scale": 0.25}),
     "cohere2": Case("Cohere2Config", {**HEADS, "logit_scale": 0.25, "sliding_window": 12, "layer_types": MIXED}),
+    # the first layer has no experts; it rotates, though it has no window
+    "cohere2_moe": Case("Cohere2MoeConfig", COHERE2_MOE, layers=3),
+    "cohere2_moe-rms": Case(
+        "Cohere2MoeConfig",
+        {
+            **{**COHERE2_MOE, "num_shared_experts": 1, "shared_expert_combination_strategy": "sum"},
+            **{"rms_norm_eps": 1e-5, "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+        },
+        "eager",
+        3,
+    ),
     "exaone4": Case("Exaone4Config", {"sliding_window": 12, "layer_types": MIXED}),
     "vaultgemma": Case("VaultGemmaConfig", {"sliding_window": 12, "layer_types": MIXED}, attention="eager"),
     "hyperclovax": Case("HyperCLOVAXConfig", {**GRANITE, "logits_scaling": 0.25, "use_post_norm": False}),

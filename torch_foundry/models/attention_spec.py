@@ -51,6 +51,7 @@ def _rotates(attn: Any, family: Family, window: int) -> bool:
     nowhere = nowhere or getattr(attn.config, "position_embedding_type", "rope") != "rope"
     nowhere = nowhere or not family.decoder.rotary
     here = family.full_rotate or window > 0 or (family.window == "types" and not attn.config.sliding_window)
+    here = here or bool(getattr(attn, "force_rope", False))
     return bool(getattr(attn, "use_rope", True)) and here and not nowhere
 
 

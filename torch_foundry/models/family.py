@@ -65,6 +65,7 @@ class Experts:
     matrix: str = ""  # child of the router that has `weight`; "": it is the router's own
     normalized: bool | None = None  # whether a token's weights add up to 1; None: as gate.norm_topk_prob says
     score: str = "softmax"  # as in ops.moe_choose
+    scored_by: str = ""  # what the router calls its score, where routers differ; a softmax is one over the chosen
     correction: str = ""  # what is added to scores for the choice alone
     correct_logits: bool = False  # ... to logits
     # experts are of router.num_group groups, those of a token of router.topk_group; as router.topk_method has it
@@ -74,6 +75,7 @@ class Experts:
     scale: str = ""  # a factor on a token's weights
     shared: str = ""  # an MLP that all tokens go to, if the block has it
     shared_gate: str = ""  # what weighs it, by a sigmoid
+    combined: str = ""  # how the block calls what becomes of both results: their "sum", or the "average"
     latent: tuple[str, ...] = ()  # children that project to what experts see, and back, unless they are Identities
     least: str = ""  # what weights are divided by if their sum is less
     outer: str = ""  # the same as a child of the layer, if it has one; the only block of layers without experts
@@ -84,17 +86,28 @@ class Experts:
         """Options of `ops.moe_choose`, as the numbers of `block` are now."""
         router = getattr(block, self.router)
         normalize = router.norm_topk_prob if self.normalized is None else self.normalized
-        rule = {"k": router.top_k, "normalize": bool(normalize), "score": self.score}
+        score = getattr(router, self.scored_by) if self.scored_by else self.score
+        normalize = normalize or (bool(self.scored_by) and score == "softmax")
+        rule = {"k": router.top_k, "normalize": bool(normalize), "score": score}
         rule |= {"correct_logits": True} if self.correct_logits else {}
         method = getattr(router, "topk_method", None)  # of DeepSeek V2
         if self.grouped and method != "greedy":
             rule |= {"groups": router.num_group, "top_groups": router.topk_group}
             if method == "group_limited_greedy":
                 rule["group_best"] = 1
-        rule |= {"scale": float(attrgetter(self.scale)(block))} if self.scale else {}
+        scale = (float(attrgetter(self.scale)(block)) if self.scale else 1.0) * self.share(block)
+        rule |= {"scale": scale} if scale != 1 else {}
         rule |= {"near": 2 * float(attrgetter(self.near)(block))} if self.near else {}
         rule |= {"least_sum": self.least_sum} if self.least_sum else {}
         return rule
+
+    def share(self, block: Any) -> float:
+        """What is taken of the experts' result, and of the shared one's."""
+        return 0.5 if self.shared in block._modules and self.combination(block) == "average" else 1.0
+
+    def combination(self, block: Any) -> str:
+        """As of `combined`."""
+        return str(getattr(block, self.combined)) if self.combined else "sum"
 
     def fits(self, rule: dict[str, Any], experts: int) -> bool:
         """Whether `ops.moe_choose` has that rule for so many."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPastAndCrossAttentions,
+    MoeModelOutputWithPast,
+)
 
-from torch_foundry.models.family import Decoder, Family, Head, NormRoles
+from torch_foundry.models.family import Decoder, Experts, Family, Head, NormRoles
 
 LAYER_NORM: dict[str, Any] = {"norm_class": "", "norm_kind": "layer"}
 COHERE: dict[str, Any] = {
@@ -67,6 +71,19 @@ LAYER_NORM_FAMILIES = (
     ),
     Family("cohere", **COHERE),
     Family("cohere2", **COHERE, window="attention", full_rotate=False),
+    Family(  # its norms are RMS norms, if it has an epsilon for these
+        "cohere2_moe",
+        **COHERE,
+        other_norms=(("RMSNorm", "llama"),),
+        window="attention",
+        full_rotate=False,
+        experts=Experts(
+            scored_by="expert_selection_fn",
+            shared="shared_experts",
+            combined="shared_expert_combination_strategy",
+        ),
+        decoder=Decoder(output=MoeModelOutputWithPast),
+    ),
     Family("olmo", norm_class="LayerNorm", norm_kind="layer", unset=("clip_qkv",)),
     Family("gpt2", prefix="GPT2", **GPT2, head=Head("transformer", suffix="LMHeadModel")),
     # without multi_query q, k and v are by heads

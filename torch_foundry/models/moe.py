@@ -21,6 +21,8 @@ from torch_foundry.nn.activations import BY_TORCH, activation_of_experts
 from torch_foundry.nn.experts import NAMES, Weights, lay_out, matrices_of, names_of
 from torch_foundry.nn.linear import dense_linear
 
+COMBINATIONS = ("average", "sum")  # of routed experts and the shared one
+SCORES = ("in_turn", "sigmoid", "softmax")
 LEAST_SUM = 1e-12  # of a token's weights: where theirs is less, experts were chosen that all scores say are wrong
 
 
@@ -52,6 +54,10 @@ def read_experts(name: str, block: Any, hidden: int, family: Family, outer: MLPS
         require(getattr(experts, "group", None) is None, "experts that see a projection are shared between processes")
     count, chosen = int(experts.num_experts), rule["k"]
     require(tuple(kind.matrix_of(block).weight.shape) == (count, hidden), f"the router is not one of {count} experts")
+    require(rule["score"] in SCORES, f"scores of {rule['score']}")
+    require(kind.combination(block) in COMBINATIONS, f"results of experts are combined by {kind.combination(block)}")
+    alone = kind.share(block) == 1 or (getattr(experts, "group", None) is None and family.norms.post_ffn is None)
+    require(alone, "an average of results that are shared between processes, or normed")
     require(kind.fits(rule, count), f"{chosen} of {count} experts in {rule.get('groups', 1)} groups")
     method = getattr(getattr(block, kind.router), "topk_method", None)  # of DeepSeek V2
     require(method in (None, "greedy", "group_limited_greedy"), f"routing by {method}")
@@ -166,7 +172,7 @@ class ExpertBlock:
         if self.down is not None:
             inner = self._inner(h, Linear.gemm)
             if self.shared_gate is None:
-                residual = self.down.gemm(inner, residual, self.scale)
+                residual = self.down.gemm(inner, residual, self.scale * self.kind.share(self.block))
             else:
                 y, share = self.down.gemm(inner), routing[:, k:].to(h.dtype)
                 residual = y * share if residual is None else torch.addcmul(residual, y, share, value=self.scale)
@@ -178,7 +184,7 @@ class ExpertBlock:
     def _few(self, x: torch.Tensor, residual: torch.Tensor | None, weights: Weights) -> torch.Tensor:
         rule, gate, norm = self.facts(), self.shared_gate, self.norm
         scale = 1.0 if residual is None else self.scale  # of what is added to a residual
-        k = rule["k"]
+        k, share = rule["k"], self.kind.share(self.block)
         normed: dict[str, Any] = {}
         if norm is not None and not norm.fuses:
             x, norm = norm(x), None
@@ -186,7 +192,7 @@ class ExpertBlock:
             normed = {"norm_weight": norm.weight, "eps": norm.eps, "kind": norm.kind}
         router = self.router["weight"]
         beside = self._beside(weights)
-        rule |= {"shared_weight": 1.0} if beside and gate is None else {}
+        rule |= {"shared_weight": share} if beside and gate is None else {}
         shared: torch.Tensor | None = None if gate is None else gate.weight
         if norm is not None and (shared is None or shared.dtype == router.dtype):
             rule |= {
@@ -201,15 +207,16 @@ class ExpertBlock:
             return weights.gemv(x, ids, routing, residual, scale, beside, **normed)
         if self.shares and self.down is not None:
             formats = {linear.format for linear in self.gate_up}
-            if norm is not None and len(self.gate_up) == 2 and len(formats) == 1:
+            if len(self.gate_up) == 2 and len(formats) == 1:
+                gain, eps, kind = (None, 0.0, "llama") if norm is None else (norm.weight, norm.eps, norm.kind)
                 inner = ops.norm_glu(
-                    x, norm.weight, norm.eps, *(linear.weight for linear in self.gate_up),
-                    kind=norm.kind, format=formats.pop(), activation=self.activation,
+                    x, gain, eps, *(linear.weight for linear in self.gate_up),
+                    kind=kind, format=formats.pop(), activation=self.activation,
                 )  # fmt: skip
             else:
                 inner = self._inner(x if norm is None else norm(x), partial(Linear.__call__, batch_invariant=True))
             if gate is None:
-                residual = self.down(inner, residual, scale, batch_invariant=True)
+                residual = self.down(inner, residual, scale * share, batch_invariant=True)
             else:
                 down, format = self.down.weight[None], self.down.format
                 how: dict[str, Any] = {"format": format, "residual": residual, "scale": scale}
@@ -247,7 +254,7 @@ class ExpertBlock:
         self, x: torch.Tensor, rule: dict[str, Any], *, batch_invariant: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         router, bias, gate, kind = self.router["weight"], self.router.get("bias"), self.shared_gate, self.kind
-        in_float = kind.score != "softmax" or kind.correction or router.dtype == torch.float32
+        in_float = rule["score"] != "softmax" or kind.correction or router.dtype == torch.float32
         h = x.float() if in_float else x  # as these families do, lest scores be equal
         if batch_invariant:
             logits = ops.linear(h, router, bias=bias, batch_invariant=True)
