@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import torch_foundry
 from tests.hf.test_families import FLOOR, MODES, error_of
@@ -28,8 +28,10 @@ from tests.hf.tiny_models import (
 )
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import report
+from torch_foundry.models.spec import build_spec
 from torch_foundry.models.weights import AUTO, ones
 from torch_foundry.nn import FoundryLinear
+from torch_foundry.testing.tolerance import relative_error
 
 TOKENS = 64
 GROUPED = ("gpt_neox", "falcon", "falcon-in-turn")  # q, k and v are one projection, by heads
@@ -123,6 +125,7 @@ LAUNCHES = {
     "olmoe": (3, 4),
     "flex_olmo": (4, 5),
     "minimax_m2": (3, 4),
+    "mimo_v2_flash": (4, 4),  # values are multiplied before they are stored
     "laguna": (6, 6),  # gates of heads as of LFM3, without a norm behind
     "gpt_neox": (5, 3),  # one product of q, k and v, whose results are put in order
     "gpt2": (4, 3),
@@ -170,6 +173,28 @@ def test_packed_streams_with_dense_routers() -> None:
     layer = model.model.layers[0]
     assert isinstance(layer.laurel.linear_left, FoundryLinear)
     assert not any(isinstance(module, FoundryLinear) for module in layer.altup.modules())
+
+
+@torch.no_grad()
+def test_values_narrower_than_keys() -> None:
+    """In packed caches, too; and a factor on them that changes."""
+    stock: Any = build("mimo_v2_flash")
+    model: Any = torch_foundry.patch(copy.deepcopy(stock), kv_cache="q8_0")
+    facts = [build_spec(layer).mixer.facts for layer in stock.model.layers]
+    assert [(f.head_dim, f.value_dim, f.n_kv_heads, f.sinks) for f in facts] == [(64, 32, 2, True), (64, 32, 1, False)]
+    caches = [DynamicCache(config=stock.config) for _ in range(2)]
+    for part in (PROMPT, PROMPT[:, :1]):
+        found, wanted = (m(part, past_key_values=c).logits for m, c in zip((model, stock), caches, strict=True))
+        assert 0 < relative_error(found, wanted) < 0.02
+    model = torch_foundry.patch(copy.deepcopy(stock))
+    tokens = []
+    for scale in (0.707, 0.1):
+        for each in (stock, model):
+            each.model.layers[1].self_attn.v_scale = scale
+        tokens += [m.generate(**padded([9, 4]), max_new_tokens=24, do_sample=False).tolist() for m in (stock, model)]
+    assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
+    seen = report(model)
+    assert seen.steps == 46 and not seen.fallbacks and not seen.eager, str(seen)
 
 
 @torch.no_grad()

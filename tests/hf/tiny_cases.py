@@ -63,6 +63,15 @@ LAGUNA = {
     **{**SHARED_MOE, "mlp_layer_types": ["dense", "sparse"], "moe_routed_scaling_factor": 1.5},
     **{"sliding_window": 12, "layer_types": MIXED},
 }
+MIMO = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2},
+    **{"head_dim": 64, "v_head_dim": 32, "num_key_value_heads": 1, "routed_scaling_factor": 1.5},
+    **{"sliding_window": 12, "layer_types": MIXED, "mlp_layer_types": ["dense", "sparse"]},
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
+}
 COHERE2_MOE = {
     **{"num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 2, "first_k_dense_replace": 1},
     **{"sliding_window": 12, "sliding_window_pattern": 2, "logit_scale": 0.25},
@@ -263,6 +272,8 @@ KIN = {
     "dots1": Case("Dots1Config", {**GROUPED_MOE, "norm_topk_prob": True, "sliding_window": 12, "layer_types": MIXED}),
     "solar_open": Case("SolarOpenConfig", {**GROUPED_MOE, "norm_topk_prob": False}),
     "minimax_m2": Case("MiniMaxM2Config", {"num_local_experts": 6, "num_experts_per_tok": 3}, attention="eager"),
+    # values are narrower than keys; layers with a window have sinks, and twice as many heads of keys
+    "mimo_v2_flash": Case("MiMoV2FlashConfig", MIMO, "eager"),
     "exaone_moe": Case(
         "ExaoneMoeConfig", {**MOE, "sliding_window": 12, "layer_types": MIXED, "mlp_layer_types": ["sparse", "dense"]}
     ),

@@ -36,7 +36,7 @@ GROUP = 8  # families that one process tests
 # What stays out: compilers, exporters and kernels that are not ours, what needs several devices, accelerate or files of
 # others; which of torch's attention kernels runs, float16 beside bfloat16 (`eager_matches_sdpa`); that tests of a model
 # which can generate have those of `generate()`
-LEFT_OUT = ("compil", "_export", "flash", "flex_att", "deepspeed", "offload", "multi_gpu", "pipeline",
+LEFT_OUT = ("compil", "_export", "flash_att", "on_flash", "flex_att", "deepspeed", "offload", "multi_gpu", "pipeline",
             "mixin_inheritance", "sdpa_kernels", "fp16_pad", "training_overfit")  # fmt: skip
 # What patched models may fail, by family and test, with the reason
 EXCUSED = {

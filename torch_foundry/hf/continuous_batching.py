@@ -72,6 +72,8 @@ class Continuous:
     def check(self, x: Tensor, mask: Any) -> None:
         """Raise Fallback if stock code has to run."""
         spec, (keys, _) = self.spec, self.memory
+        if spec.value_dim != spec.head_dim:
+            raise Fallback("continuous batching of values of another width than keys")
         if (keys.dtype, keys.device, *keys.shape[1:]) != (x.dtype, x.device, spec.n_kv_heads, spec.head_dim):
             raise Fallback("cache holds another shape, dtype or device")
         if devices.of(x.device).capturing():

@@ -15,7 +15,7 @@ from torch_foundry.kvcache.view import KVStep, KVView, Rope
 from torch_foundry.models.attention_spec import PACKED, AttentionSpec, read_attention
 from torch_foundry.models.guards import attention_reason, mask_reason
 from torch_foundry.models.layer import Mixer, mixes
-from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Residual
+from torch_foundry.models.weights import Gemm, Linear, LinearGroup, Norm, Normed, Residual, ones
 
 
 @cache
@@ -72,8 +72,8 @@ class Attention(SoftmaxMixer):
         self.groups = (self.qkv, self.gate)
         self.out = Linear(module._modules[spec.out])
         self.qk_norm = [Norm(module._modules[name]) for name in spec.family.head_norms if name in module._modules]
-        projected = (1 + spec.family.output_gate) * spec.n_heads, spec.n_kv_heads, spec.n_kv_heads
-        self.widths = [heads * spec.head_dim for heads in projected]
+        queries = (1 + spec.family.output_gate) * spec.n_heads * spec.head_dim
+        self.widths = [queries, spec.n_kv_heads * spec.head_dim, spec.n_kv_heads * spec.value_dim]
         if not any(name in module._modules for name in PACKED):
             del self.widths[len(self.qkv) :]
         self.order: Tensor | None = None  # int32: where queries, keys and values are among the rows of their projection
@@ -81,7 +81,8 @@ class Attention(SoftmaxMixer):
             with torch.device("cpu"), torch.inference_mode(False):
                 rows = torch.arange(sum(self.widths), dtype=torch.int32).view(spec.n_kv_heads, -1, spec.head_dim)
                 self.order = torch.cat([part.flatten() for part in (rows[:, :-2], rows[:, -2], rows[:, -1])])
-        self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim), spec.rope
+        value_dim = None if spec.value_dim == spec.head_dim else spec.value_dim
+        self.state, self.rope = KVSpec(spec.n_kv_heads, spec.head_dim, value_dim), spec.rope
         self.source, self.hands_on = spec.source, spec.hands_on
         self.queries, self.width = spec.n_heads * spec.head_dim, 3 * self.widths[0] + sum(self.widths)
 
@@ -102,12 +103,14 @@ class Attention(SoftmaxMixer):
         if mask is not None and spec.window and spec.family.window == "local":
             mask = within(mask, spec.window)
         gated = spec.family.output_gate or self.gate
-        plain = not self.qk_norm and not gated and self.order is None and len(self.widths) == 3
+        plain = not self.qk_norm and not gated and self.order is None and len(self.widths) == 3 and spec.alike
         dense = state if plain and isinstance(state, KVView) and state.is_dense(x.dtype) else None
         if dense is not None and (given := self.qkv.together(norm, x, gemm)) is not None:
             h = dense.attend(self._in_one_launch(given, dense, rope), mask, **options)
         else:
             q, k, v, gate = self._projections(x, gemm)
+            if spec.value_scale != 1:  # a gate of ones: its factor is not rounded to v's dtype
+                v = ops.glu(ones(v.shape[-1], v.dtype, v.device).expand_as(v), v, "relu", gate_scale=spec.value_scale)
             q, k, v, heads = self._heads(q, k, v, gemm)
             h = state.attend_new(q, k, v, rope, mask, heads=heads, **options)
         if gate is not None:

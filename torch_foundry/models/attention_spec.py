@@ -20,6 +20,8 @@ class AttentionSpec:
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    value_dim: int  # of a head's values
+    value_scale: float  # of values, before they are stored
     scale: float  # of q·k
     rope: bool
     window: int  # 0: none
@@ -29,6 +31,11 @@ class AttentionSpec:
     out: str  # name of its last layer
     source: int | None  # the layer whose keys and values it attends to; None: its own
     hands_on: bool  # whether later layers attend to its own
+
+    @property
+    def alike(self) -> bool:
+        """Whether values are as wide as keys, and are stored as they were projected."""
+        return self.value_dim == self.head_dim and self.value_scale == 1
 
 
 def _window(attn: Any, family: Family) -> int:
@@ -66,7 +73,9 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     require(heads % processes == 0, f"{heads} heads")
     n_heads = heads // processes
     n_kv_heads = n_heads // groups
-    check_heads(head_dim=head_dim)
+    value_dim, value_scale = int(getattr(attn, "v_head_dim", head_dim)), float(getattr(attn, "v_scale", 1.0))
+    check_heads(head_dim=head_dim, v_head_dim=value_dim)
+    require(value_scale > 0, f"values are multiplied by {value_scale}")
     require(n_heads == n_kv_heads * groups, "heads are not grouped evenly")
     require(attn.is_causal is True, "attention is not causal")
 
@@ -86,10 +95,13 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     require(sinks is None or tuple(sinks.shape) == (n_heads,), f"sinks are not one for each of {n_heads} heads")
     require(not family.output_gate or family.qk_norm != "full", "an output gate and norms of all heads at once")
     queries = (1 + family.output_gate) * n_heads
-    widths = {fused: queries + 2 * n_kv_heads, "q_proj": queries, "k_proj": n_kv_heads, "v_proj": n_kv_heads}
+    usual = not (fused or gate is not None or family.output_gate or family.v_norm)
+    require(usual or value_dim == head_dim, f"values of {value_dim} elements")
+    widths = {fused: (queries + 2 * n_kv_heads) * head_dim, "q_proj": queries * head_dim}
+    widths |= {"k_proj": n_kv_heads * head_dim, "v_proj": n_kv_heads * value_dim}
     for name in projections:
-        check_linear(name, getattr(attn, name), hidden, widths[name] * head_dim)
-    check_linear(out, attn._modules[out], n_heads * head_dim, hidden)
+        check_linear(name, getattr(attn, name), hidden, widths[name])
+    check_linear(out, attn._modules[out], n_heads * value_dim, hidden)
     gates = 0
     if gate is not None:
         gates = n_heads if getattr(gate, "out_features", 0) == n_heads else n_heads * head_dim
@@ -108,6 +120,8 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
+        value_dim=value_dim,
+        value_scale=value_scale,
         scale=factor * (family.scale or float(named(attn, "scaling", "inv_norm_factor"))),
         rope=_rotates(attn, family, window),
         window=window,

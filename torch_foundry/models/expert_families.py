@@ -100,6 +100,13 @@ EXPERT_FAMILIES = (
         experts=Experts(score="sigmoid", correction="e_score_correction_bias", normalized=True),
         decoder=ROUTED,
     ),
+    Family(
+        "mimo_v2_flash",
+        prefix="MiMoV2Flash",
+        window="attention",
+        experts=replace(DEEPSEEK, shared=""),
+        decoder=ROUTED,
+    ),
     Family("exaone_moe", **EXAONE, experts=replace(DEEPSEEK, block="SparseMoEBlock"), decoder=ROUTED),
     Family(
         "laguna",

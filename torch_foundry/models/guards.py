@@ -19,8 +19,8 @@ from torch_foundry.nn.packing import KERNEL_DTYPES
 RECORDER = f"{output_capturing.__name__}.install_output_capuring_hook.<locals>.output_capturing_hook"
 # implementations whose masks are 4D tensors, or None for "causal"
 ATTENTION = frozenset({"sdpa", "eager"})
-# what norms call the number that they add to a mean square, and attention those that scores are multiplied by
-NUMBERS = ("eps", "variance_epsilon", "scaling", "qk_scale_factor")
+# what norms call the number that they add to a mean square, and attention those of scores and values
+NUMBERS = ("eps", "variance_epsilon", "scaling", "qk_scale_factor", "v_scale")
 
 
 def tensor_reason(x: torch.Tensor, *, differentiable: bool = False) -> str | None:

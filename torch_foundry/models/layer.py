@@ -167,6 +167,9 @@ class FusedLayer:
         if self.plain and self.spec.mixer is not None:
             for size in (self.spec.config.hidden_size, self.spec.mixer.facts.head_dim):
                 ones(size, dtype, device)
+        facts: Any = None if self.spec.mixer is None else self.spec.mixer.facts
+        if getattr(facts, "value_scale", 1.0) != 1:
+            ones(facts.n_kv_heads * facts.value_dim, dtype, device)
 
     def rope(self, tables: Mapping[Kind, Table]) -> Rope:
         """This layer's cos and sin of `tables` by kind of layer (None: of all others)."""
