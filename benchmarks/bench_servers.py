@@ -35,7 +35,7 @@ from torch import Tensor
 from benchmarks.harness import machine, options, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.record import Parity, Record
-from benchmarks.models import DTYPES, MODELS, REAL, build
+from benchmarks.models import DTYPES, MODELS, REAL, build, save
 from benchmarks.parity import judge
 from benchmarks.peers import gguf_file
 from torch_foundry import quant
@@ -121,16 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write(folder: Path, name: str, dtype: str, device: torch.device, seed: int) -> int:
     """A folder as transformers reads it, with weights of `build` and a token for each word `w0`, `w1` ...; how many."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     network = build(MODELS[name], dtype, device, seed=seed)
-    network.save_pretrained(folder)
-    count: int = network.config.vocab_size
-    words = Tokenizer(models.WordLevel({f"▁w{i}": i for i in range(count)}, unk_token="▁w0"))
-    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="▁w0").save_pretrained(folder)
-    return count
+    save(network, folder)
+    return int(network.config.vocab_size)
 
 
 class Load:

@@ -1,4 +1,4 @@
-"""Steps of training adapters (LoRA): stock code, patched, with packed weights, and bitsandbytes, in the same run.
+"""Steps of training adapters (LoRA): stock code, patched, with packed weights, and peers, in the same run.
 
 python -m benchmarks.bench_training --device cuda --models llama-3-8b --formats bf16,nf4,q4_0,q4_k --cells 1x1024
 
@@ -6,7 +6,8 @@ A step is a pass forward and backward through random tokens, and AdamW's on the 
 go to training.jsonl in --out, with the bytes of the weights and the most that a step had from torch's allocator beside
 them. The adapters' gradients must be at most twice as far from those of stock code in float32 (in float64 for float32)
 with the same weights, unpacked, as stock's in --dtype are; otherwise the row is invalid and the exit code is 1.
-bitsandbytes, for nf4 where it is installed, packs the values that the weights have already.
+bitsandbytes, for nf4 where it is installed, packs the values that the weights have already. unsloth, for nf4 and
+--dtype where --unsloth says where it is, reads them from a folder in a process of its own, or the row says why not.
 """
 
 from __future__ import annotations
@@ -17,26 +18,27 @@ import dataclasses
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import torch_foundry
-from benchmarks.harness import clock, machine, options, record
+from benchmarks import adapters, unsloth_steps
+from benchmarks.adapters import MATRICES, Gradients, Steps
+from benchmarks.harness import machine, options, record
 from benchmarks.harness.clock import Times
 from benchmarks.harness.machine import Machine
 from benchmarks.harness.record import Parity, Record
 from benchmarks.models import DTYPES, MODELS, REAL, build
 from torch_foundry import quant
 
-MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TIMES = 2  # stock's error, of gradients
-STOCK, PATCHED, PEER = "stock", "patched", "bitsandbytes"
+STOCK, PATCHED, UNSLOTH, BITSANDBYTES = "stock", "patched", "unsloth", "bitsandbytes"
 QUICK = {"cells": "2x24", "rank": 4, "iterations": 2}
 TELLING = 0.3  # an error of stock's beyond which it is no measure
-Gradients = list[Tensor]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,96 +85,71 @@ class Comparison:
         exact = self._gradients(copy.deepcopy(dense).to(wide), prompts, checkpointing=True)
         own = [_error(*each) for each in zip(self._gradients(dense, prompts), exact, strict=True)]
         before: list[Times] = []
-        for way, make in self._ways(network, dense).items():
-            model = make()
-            for i, got in enumerate(self._gradients(model, prompts)):
-                error = _error(got, exact[i])
-                right = error <= TIMES * own[i] and own[i] < TELLING
-                parity = Parity(right, f"gradients within {TIMES} x {own[i]:.1e} (stock's error)", error)
-                times, most = self._time(model, prompts[i])
-                before += [times] if way == STOCK else []
-                batch, tokens = prompts[i].shape
-                shape = {"batch": batch, "tokens": tokens, "rank": self.args.rank, "again": self.args.checkpointing}
-                row = Record("e2e", self.name, way, self.format, shape, self.machine, times=times, parity=parity)
-                extra = {"weight_bytes": _nbytes(model), "step_bytes": most}
-                yield dataclasses.replace(row, stock=STOCK, stock_times=before[i], seed=seed, extra=extra)
-            model.unload()  # the adapters
+        for way, steps in self._ways(network, dense, prompts).items():
+            shapes = [{"batch": prompt.shape[0], "tokens": prompt.shape[1]} for prompt in prompts]
+            bare = [
+                self._bare(way, shape | {"rank": self.args.rank, "again": self.args.checkpointing}) for shape in shapes
+            ]
+            try:
+                for i, found in enumerate(steps()):
+                    error = _error(found.gradients, exact[i])
+                    right = error <= TIMES * own[i] and own[i] < TELLING
+                    parity = Parity(right, f"gradients within {TIMES} x {own[i]:.1e} (stock's error)", error)
+                    before += [found.times] if way == STOCK else []
+                    row = dataclasses.replace(bare[i], times=found.times, parity=parity, stock_times=before[i])
+                    yield dataclasses.replace(row, extra={"weight_bytes": found.weights, "step_bytes": found.most})
+            except unsloth_steps.UnslothError as error:
+                yield from (dataclasses.replace(row, kind="skipped", reason=str(error)) for row in bare)
 
-    def _ways(self, network: Any, dense: Any) -> dict[str, Callable[[], Any]]:
-        ways = {
-            STOCK: lambda: self._with_adapters(dense),
-            PATCHED: lambda: self._with_adapters(torch_foundry.patch(network)),
-        }
-        if self.format == "nf4" and self.device.type == "cuda" and importlib.util.find_spec("bitsandbytes"):
-            ways[PEER] = lambda: self._with_adapters(_packed_by_bitsandbytes(dense))
+    def _bare(self, way: str, shape: dict[str, Any]) -> Record:
+        """A row without what was measured."""
+        return Record("e2e", self.name, way, self.format, shape, self.machine, stock=STOCK, seed=self.args.seed)
+
+    def _ways(self, network: Any, dense: Any, prompts: Sequence[Tensor]) -> dict[str, Callable[[], Iterable[Steps]]]:
+        """In this order: unsloth is given `dense`, which patching may and bitsandbytes does change."""
+        packed = self.format == "nf4"
+        ways: dict[str, Callable[[], Iterable[Steps]]] = {STOCK: lambda: self._steps(dense, prompts)}
+        if self.args.unsloth and (packed or self.format == self.args.dtype):
+            settings = {
+                name: getattr(self.args, name) for name in ("dtype", "rank", "seed", "checkpointing", "iterations")
+            }
+            ways[UNSLOTH] = lambda: unsloth_steps.steps(
+                self.args.unsloth, dense, prompts, unsloth_steps.Asked(packed, **settings)
+            )
+        ways[PATCHED] = lambda: self._steps(torch_foundry.patch(network), prompts)
+        if packed and self.device.type == "cuda" and importlib.util.find_spec("bitsandbytes"):
+            ways[BITSANDBYTES] = lambda: self._steps(_packed_by_bitsandbytes(dense), prompts)
         return ways
+
+    def _steps(self, network: Any, prompts: Sequence[Tensor]) -> Iterator[Steps]:
+        model = self._with_adapters(network)
+        yield from adapters.measure(model, prompts, self.args.iterations)
+        model.unload()
 
     def _draw(self, vocabulary: int, cell: tuple[int, int]) -> Tensor:
         generator = torch.Generator().manual_seed(self.args.seed)
         return torch.randint(0, vocabulary, cell, generator=generator).to(self.device)
 
     def _with_adapters(self, network: Any) -> Any:
-        """With the same adapters each time, none of which is zero, and which every dtype has."""
         import peft
 
-        torch.manual_seed(self.args.seed)
         lora = peft.LoraConfig(
-            task_type="CAUSAL_LM", r=self.args.rank, target_modules=MATRICES, init_lora_weights=False
+            task_type="CAUSAL_LM", r=self.args.rank, lora_alpha=adapters.ALPHA, target_modules=MATRICES
         )
         model = peft.get_peft_model(network, lora, autocast_adapter_dtype=False)
-        for parameter in _adapters(model):
-            drawn = torch.empty(parameter.shape).normal_(std=0.1 * parameter.shape[1] ** -0.5)
-            parameter.data.copy_(drawn.to(DTYPES[self.args.dtype]))
+        adapters.draw(model, self.args.seed, DTYPES[self.args.dtype])
         if self.args.checkpointing:
-            _checkpoint(model)
+            adapters.checkpoint(model)
         return model.train()
 
-    def _gradients(self, model: Any, prompts: Sequence[Tensor], checkpointing: bool = False) -> list[Gradients]:
-        """Of each prompt. A model without adapters has them for as long as this takes."""
-        bare = not hasattr(model, "unload")
-        model = self._with_adapters(model) if bare else model
+    def _gradients(self, network: Any, prompts: Sequence[Tensor], checkpointing: bool = False) -> list[Gradients]:
+        """Of each prompt, by adapters that `network` has for as long as this takes."""
+        model = self._with_adapters(network)
         if checkpointing:
-            _checkpoint(model)
-        found = []
-        for prompt in prompts:
-            model(prompt, labels=prompt).loss.backward()
-            found.append([parameter.grad for parameter in _adapters(model) if parameter.grad is not None])
-            model.zero_grad(set_to_none=True)
-        if bare:
-            model.unload()
+            adapters.checkpoint(model)
+        found = adapters.gradients(model, prompts)
+        model.unload()
         return found
-
-    def _time(self, model: Any, prompt: Tensor) -> tuple[Times, int | None]:
-        """Of steps, and the most bytes that one had beside what was there before, where the device counts them."""
-        optimizer = torch.optim.AdamW(list(_adapters(model)), lr=1e-5)
-
-        def step() -> None:
-            model(prompt, labels=prompt).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        step()
-        counted = self.device.type == "cuda"
-        if counted:
-            torch.cuda.reset_peak_memory_stats()
-        start = torch.cuda.memory_allocated() if counted else 0
-        times = Times(tuple(clock.wall(self.device, step) for _ in range(self.args.iterations)))
-        return times, torch.cuda.max_memory_allocated() - start if counted else None
-
-
-def _adapters(model: Any) -> Iterator[nn.Parameter]:
-    return (parameter for name, parameter in model.named_parameters() if "lora_" in name)
-
-
-def _checkpoint(model: Any) -> None:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-
-
-def _nbytes(model: Any) -> int:
-    """Of all that is no adapter."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return sum(tensor.nbytes for name, tensor in tensors.items() if "lora_" not in name)
 
 
 def _error(got: Gradients, right: Gradients) -> float:
@@ -191,7 +168,9 @@ def _packed_by_bitsandbytes(dense: Any) -> Any:
         packed = bitsandbytes.nn.Linear4bit(
             linear.in_features, linear.out_features, linear.bias is not None, linear.weight.dtype, quant_type="nf4"
         )
-        packed.weight = bitsandbytes.nn.Params4bit(linear.weight.data.cpu(), requires_grad=False, quant_type="nf4")
+        packed.weight = bitsandbytes.nn.Params4bit(  # with scales as they are: packed again, they would be others
+            linear.weight.data.cpu(), requires_grad=False, quant_type="nf4", compress_statistics=False
+        )
         packed.bias = linear.bias
         setattr(parent, name, packed.to(linear.weight.device))
     return dense
@@ -203,8 +182,10 @@ def _table(records: Sequence[Record]) -> str:
         f"{'model':14} {'format':6} {'way':12} {'batch':>5} {'tokens':>6} {'ms a step':>10} {'x':>5} {sizes}  gradients"
     ]
     for row in records:
-        assert row.times is not None
         what = f"{row.name:14} {row.format:6} {row.way:12} {row.shape['batch']:5} {row.shape['tokens']:6}"
+        if row.times is None:
+            lines.append(f"{what} skipped: {row.reason}")
+            continue
         times = f"{1e3 * row.times.median:10.1f} {row.speedup or 0:5.2f}"
         sizes = " ".join(
             f"{(row.extra[name] or 0) / 1e9:{n}.2f}" for name, n in (("weight_bytes", 11), ("step_bytes", 9))
@@ -222,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cells", default="1x1024", help="BATCHxTOKENS of a step, several with commas")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters; default %(default)s")
     parser.add_argument("--iterations", type=int, default=5, help="steps that are timed; default %(default)s")
+    parser.add_argument("--unsloth", type=Path, help="folder of packages with unsloth; default: it is not measured")
     parser.add_argument(
         "--checkpointing", action="store_true", help="compute activations again instead of keeping them"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -177,6 +178,17 @@ def build(
     if fmt not in DTYPES:
         torch_foundry.quantize(network, fmt)
     return network
+
+
+def save(network: Any, folder: Path) -> None:
+    """A folder as transformers reads it, with a tokenizer that has a token for each word `w0`, `w1` ..."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    network.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"▁w{i}": i for i in range(network.config.vocab_size)}, unk_token="▁w0"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="▁w0").save_pretrained(folder)
 
 
 @torch.no_grad()

@@ -244,9 +244,10 @@ def training(rows: list[Row]) -> list[Cells]:
         ms = {name: r["times_us"][name] / 1e3 for name in ("median", "min", "max")}
         sizes = (f"{r['extra'][name] / 1e9:.2f}" for name in ("weight_bytes", "step_bytes"))
         stock = stocks[r["name"], r["format"], str(r["shape"])]
+        again = ", checkpointed" if r["shape"]["again"] else ""
         table.append(
             (
-                *(r["name"], r["format"], f"{r['shape']['batch']}, {r['shape']['tokens']}", r["way"]),
+                *(r["name"], r["format"], f"{r['shape']['batch']}, {r['shape']['tokens']}{again}", r["way"]),
                 f"{ms['median']:.0f} ({ms['min']:.0f} to {ms['max']:.0f})",
                 *(f"{r['speedup']:.2f}", *sizes, f"{r['parity']['error']:.1e} ({stock:.1e})"),
             )
