@@ -192,8 +192,9 @@ template <typename Q> struct AccumulateK<Q, true> {
                              thread float (&sum)[ROWS * OUTS], thread float (&squares)[ROWS]) {
     constexpr bool ahead = UNROLL > 0, subnormal = CHAINS == by_subnormals;
     using Codes = typename Q::template Codes<VEC == 16 && (ahead || Q::word > 4)>;
-    const uint step = split * simd_width * Codes::chunks * chunk, blocks = step / Q::block_size;
-    const uint first = Codes::first(unit);
+    const uint step = split * simd_width * Codes::chunks * chunk;
+    const metal::uint2 own = kept(metal::uint2(Codes::first(unit), step / Q::block_size), sizeof(typename Q::block));
+    const uint first = own.x, blocks = step / Q::block_size;
     device const typename Q::block* block[OUTS];
     for (int n = 0; n < OUTS; ++n) block[n] = w_row[n] + first / Q::block_size;
     Codes raw[ahead ? UNROLL : 1][OUTS];
@@ -213,7 +214,7 @@ template <typename Q> struct AccumulateK<Q, true> {
     for (; k < end; k += step) {
 #pragma unroll
       for (int n = 0; n < OUTS && !ahead; ++n) raw[0][n].read(*block[n], first);
-      for (int n = 0; n < OUTS; ++n) block[n] += blocks;
+      for (int n = 0; n < OUTS; ++n) block[n] = next_unit(block[n], own);
       accumulate_codes<Q, ROWS, OUTS, subnormal>(raw[0], block, ahead && k + step < end, x, x_row, first, k, end, sum,
                                                  squares);
     }

@@ -47,12 +47,13 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
   const uint heads = args.key_heads * args.per_key, head = group.x;
   const uint key_head = head / args.per_key, sub_head = head % args.per_key;
   const uint first = runs[group.y * args.runs_stride], tokens = runs[group.y * args.runs_stride + 1];
-  if (tokens > args.longest) return; // gated_delta_prompt.metal has them
   const uint begin = count[group.y * args.count_stride];
+  if (tokens > args.longest) return; // gated_delta_prompt.metal has them
   device const int* slots = table + group.y * args.table_stride;
   const uint key_channels = args.key_heads * DK, channels = 2 * key_channels + heads * DV;
-  device const T* conv_before = conv_states + ulong(begin == 0 ? 0 : slots[begin % args.slots]) * channels * W;
-  device const float* before = states + (ulong(begin == 0 ? 0 : slots[begin % args.slots]) * heads + head) * (DK * DV);
+  const ulong slot_before = begin == 0 ? 0 : slots[begin % args.slots];
+  device const T* conv_before = conv_states + slot_before * channels * W;
+  device const float* before = states + (slot_before * heads + head) * (DK * DV);
 
   const uint own = simdgroup * rows * DV + lane; // the lane's first number
   float state[rows][columns];
@@ -62,11 +63,19 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
       state[r][c] = begin != 0 && there ? before[own + r * DV + 32 * c] : 0.0f;
     }
 
+  // A token's reads stand before its first barrier, so that one wait is for all.
+  const float norm = tid < DV ? float(norm_weight[tid]) : 0.0f;
   for (uint t = 0; t < tokens; ++t) {
     const uint token = first + t, number = begin + 1 + (tokens < args.slots ? t : 0);
     const bool stored = tokens < args.slots || t + 1 == tokens;
     const ulong slot = stored ? ulong(slots[number % args.slots]) : 0;
 
+    const float gate = tid < DV ? float(z[offset(args.z, token, key_head, sub_head) + tid]) : 0.0f;
+    const float write = float(b[offset(args.b, token, key_head, sub_head)]);
+    for (uint d = threads - 1 - tid; d < D; d += threads) { // threads that have no channel, if there are some
+      const float step = float(a[offset(args.a, token, key_head, sub_head) + d]) + float(dt_bias[head * D + d]);
+      decays[d] = exp(log_decay(step, float(a_log[head]), args));
+    }
     for (uint i = tid; i < 2 * DK + DV; i += threads) {
       const bool is_value = i >= 2 * DK, is_key = i >= DK;
       const uint column = is_value ? i - 2 * DK : is_key ? i - DK : i;
@@ -84,10 +93,6 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
         for (int w = 0; w < W; ++w)
           conv_states[(slot * channels + channel) * W + w] = last[w];
     }
-    for (uint d = tid; d < D; d += threads) {
-      const float step = float(a[offset(args.a, token, key_head, sub_head) + d]) + float(dt_bias[head * D + d]);
-      decays[d] = exp(log_decay(step, float(a_log[head]), args));
-    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     float qq = 0.0f, kk = 0.0f, qk = 0.0f;
@@ -100,7 +105,7 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
     }
     const float q_scale = rsqrt(simd_sum(qq) + 1e-6f) * rsqrt(float(DK)), k_scale = rsqrt(simd_sum(kk) + 1e-6f);
     qk = simd_sum(qk) * q_scale * k_scale;
-    const float beta = args.beta_scale * sigmoid(float(b[offset(args.b, token, key_head, sub_head)]));
+    const float beta = args.beta_scale * sigmoid(write);
 
     float keys[rows], with_k[columns], with_q[columns], decay = decays[0];
     for (int c = 0; c < columns; ++c)
@@ -146,9 +151,8 @@ template <typename T, typename Gate, int DK, int DV, int D, int W>
       float square = 0.0f;
       for (int c = 0; c < columns; ++c)
         square += squares[c];
-      const float gate = output_gate(float(z[offset(args.z, token, key_head, sub_head) + tid]), args);
       const float normed = o * rsqrt(square / float(DV) + args.eps);
-      y[(token * heads + head) * DV + tid] = T(normed * float(norm_weight[tid]) * gate);
+      y[(token * heads + head) * DV + tid] = T(normed * norm * output_gate(gate, args));
     }
     device float* after = states + (slot * heads + head) * (DK * DV);
     for (int c = 0; c < columns; ++c) {

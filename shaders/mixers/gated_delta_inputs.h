@@ -10,13 +10,16 @@ METAL_FUNC uint offset(constant HeadStrides& strides, uint token, uint key_head,
 }
 
 // One channel of the convolution after token `t` of a run: its last W inputs, of which those from before the run are in
-// `before`, if there were any. Also what its state becomes. factor: of x.
+// `before`, if there were any. Also what its state becomes. factor: of x. An address is chosen, not a branch: then all
+// reads are in flight together.
 template <typename T, int W>
 METAL_FUNC void last_inputs(device const T* x, uint stride, int t, device const T* before, bool any,
                             thread T (&last)[W], float factor = 1.0f) {
   for (int w = 0; w < W; ++w) {
     const int at = t - (W - 1) + w;
-    last[w] = at >= 0 ? T(float(x[at * stride]) * factor) : any ? before[W + at] : T(0.0f);
+    const bool own = at >= 0;
+    device const T* from = own ? x + at * stride : before + W + at;
+    last[w] = T((own || any ? float(*from) : 0.0f) * (own ? factor : 1.0f));
   }
 }
 

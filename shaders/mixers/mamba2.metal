@@ -70,6 +70,7 @@ template <typename T, int P, int N, int W>
     const bool stored = tokens < args.slots || t + 1 == tokens;
     const ulong slot = stored ? ulong(slots[number % args.slots]) : 0;
     threadgroup float* input = inputs[t % 2];
+    const float raw = float(dt[token * args.dt_stride + head]);
 
     for (uint i = tid; i < P + 2 * N; i += threads) {
       const bool is_x = i < P;
@@ -86,8 +87,7 @@ template <typename T, int P, int N, int W>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const float step = step_size(float(dt[token * args.dt_stride + head]), bias, t < bounded, args);
-    const float decay = exp(rate * step);
+    const float step = step_size(raw, bias, t < bounded, args), decay = exp(rate * step);
     float b[columns], query[columns];
     for (int c = 0; c < columns; ++c) {
       const uint column = lane + 32 * c;

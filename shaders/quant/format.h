@@ -267,6 +267,18 @@ template <int N, typename At> METAL_FUNC void read_halves(device const uint16_t*
   for (short j = N / 4 * 4; j < N; ++j) q[j] = from[at.x + j];
 }
 
+// The word that begins 0, 16 or 32 bits behind the first bit of two. A prelude may overload this for its platform.
+template <typename V> METAL_FUNC uint32_t word_behind(V words, uint bits) {
+  return bits == 0 ? words.x : bits == 32 ? words.y : words.x >> 16 | words.y << 16;
+}
+
+// Where a lane's first unit begins, and the blocks between its units: a compiler would compute them again for each row.
+// A prelude may overload both functions for its platform.
+template <typename V> METAL_FUNC V kept(V x, uint) { return x; }
+template <typename Block, typename V> METAL_FUNC device const Block* next_unit(device const Block* at, V x) {
+  return at + x.y;
+}
+
 // The same in a row that is aligned to four bytes if Words, in blocks of an odd number of two bytes: with `odd` the
 // bytes begin within a word. Words are read whole, from the one before the bytes on, or, if After, to the one after.
 template <int N, bool Words, bool After> struct UnalignedWords {
@@ -278,7 +290,7 @@ template <int N, bool Words, bool After> struct UnalignedWords {
     if (!Words) read_halves(from, metal::uint2(first), q);
   }
   METAL_FUNC uint32_t word(int j, bool odd) const thread {
-    if (Words) return odd ? q[j] >> 16 | q[j + 1] << 16 : q[After ? j : j + 1];
+    if (Words) return word_behind(metal::uint2(q[j], q[j + 1]), odd ? 16 : After ? 0 : 32);
     return as_type<uint32_t>(metal::ushort2(ushort(q[2 * j % size]), ushort(q[(2 * j + 1) % size])));
   }
 };

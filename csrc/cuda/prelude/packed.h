@@ -56,6 +56,21 @@ template <int N, bool Pairs> MSL_INLINE OddWords<N> read_odd_bytes(const uint8_t
   return bytes;
 }
 
+// In one instruction (shaders/quant/format.h).
+MSL_INLINE uint32_t word_behind(const vec<uint32_t, 2>& words, uint32_t bits) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(words.d[1]) << 32 | words.d[0]) >> bits);
+}
+
+// In registers, with bytes in the place of blocks (shaders/quant/format.h): what comes out of a shuffle isn't computed
+// again.
+MSL_INLINE vec<uint32_t, 2> kept(const vec<uint32_t, 2>& x, uint32_t block_size) {
+  const uint32_t lane = threadIdx.x % 32;
+  return {__shfl_sync(0xffffffffu, x.d[0], lane), __shfl_sync(0xffffffffu, x.d[1] * block_size, lane)};
+}
+template <class Block> MSL_INLINE const Block* next_unit(const Block* at, const vec<uint32_t, 2>& x) {
+  return reinterpret_cast<const Block*>(reinterpret_cast<const char*>(at) + x.d[1]);
+}
+
 // 16 bytes of device memory in one write, which assigning elements isn't: an overload of shaders/common/vec.h.
 MSL_INLINE void write_whole(vec<uint32_t, 4>* p, const vec<uint32_t, 4>& v) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
