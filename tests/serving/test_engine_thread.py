@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from tests.engine.test_engine import GREEDY, KINDS, alone, patched, prompts
 from torch_foundry.engine import Engine, QueueFull, SamplingParams
 from torch_foundry.serving.engine_thread import Closing, EngineThread, Request, Update
 
+ROOT = Path(__file__).parents[2]
 LONG = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
 
 
@@ -135,3 +139,21 @@ def test_closing(model: Any, now: bool) -> None:
     assert found == ({"cancelled"} if now else {"length"})
     thread.join(60)
     assert not thread.is_alive and thread.engine.idle
+
+
+def test_python_ends_while_a_step_runs() -> None:
+    """A thread that came back from C++ when the interpreter is gone would abort the process."""
+    script = """
+import time
+from tests.engine.test_engine import patched, prompts
+from torch_foundry.engine import Engine, SamplingParams
+from torch_foundry.serving.engine_thread import EngineThread, Request
+thread, told = EngineThread(Engine(patched(), requests=4, blocks=400)), []
+for prompt in prompts(4):
+    thread.submit(Request(prompt, SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True), told.append))
+while len(told) < 20:
+    time.sleep(0.01)
+print("leaving")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (0, "leaving\n", "")

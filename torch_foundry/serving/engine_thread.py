@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,10 +82,14 @@ class _Running:
         return Update(text, tokens, logprobs, ended, sequence.text.found if sequence.text else "", cached)
 
 
+LAST_STEP = 10.0  # seconds that the end of Python waits for
+
+
 class EngineThread:
     """Steps `engine` while there is something to do. Nobody polls: `Request.tell` is called after each step.
 
-    A step that raises ends the requests that ran with an error; the others go on.
+    A step that raises ends the requests that ran with an error; the others go on. When Python ends, requests are
+    cancelled and the step is waited for: a thread that comes back from C++ later would abort the process.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -96,6 +101,7 @@ class EngineThread:
         self._live: list[_Running] = []  # the thread's own
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+        atexit.register(self._leave)
 
     @property
     def is_alive(self) -> bool:
@@ -132,13 +138,20 @@ class EngineThread:
         """Wait until it has ended."""
         self._thread.join(timeout)
 
+    def _leave(self) -> None:
+        self.close(now=True)
+        self.join(LAST_STEP)
+
     def _run(self) -> None:
-        while self._take():
-            try:
-                self.engine.step()
-            except Exception as error:
-                self._fail(error)
-            self._tell()
+        try:
+            while self._take():
+                try:
+                    self.engine.step()
+                except Exception as error:
+                    self._fail(error)
+                self._tell()
+        finally:
+            atexit.unregister(self._leave)
 
     def _take(self) -> bool:
         """Wait for something to do, and take what others have asked for; False when there will be nothing any more."""
