@@ -121,12 +121,12 @@ LAUNCHES = {
     "cohere2_moe": (4, 7),
     "cohere2_moe-rms": (3, 4),
     "phimoe": (4, 5),
-    "lfm3": (7, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
+    "lfm3": (6, 3),  # gates of heads are projected, spread to elements and applied; a norm behind each block
     "olmoe": (3, 4),
     "flex_olmo": (4, 5),
     "minimax_m2": (3, 4),
     "mimo_v2_flash": (4, 4),  # values are multiplied before they are stored
-    "laguna": (6, 6),  # gates of heads as of LFM3, without a norm behind
+    "laguna": (5, 6),  # gates of heads as of LFM3, without a norm behind
     "gpt_neox": (5, 3),  # one product of q, k and v, whose results are put in order
     "gpt2": (4, 3),
     "gpt_bigcode": (4, 3),

@@ -58,8 +58,8 @@ class Attention(SoftmaxMixer):
     """Softmax attention; its state is keys and values."""
 
     __slots__ = (
-        "gate", "groups", "hands_on", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope",
-        "source", "spec", "state", "width", "widths",
+        "groups", "hands_on", "order", "out", "parameters", "qk_norm", "qkv", "queries", "residual", "rope", "source",
+        "spec", "state", "width", "widths",
     )  # fmt: skip
     read = staticmethod(read_attention)  # type: ignore[assignment]
     spec: AttentionSpec
@@ -67,15 +67,16 @@ class Attention(SoftmaxMixer):
     def __init__(self, module: Any, facts: AttentionSpec, residual: Residual) -> None:
         spec = self.spec = facts
         self.residual, self.parameters = residual, module._parameters
-        self.qkv = LinearGroup.of(module, *PACKED, "q_proj", "k_proj", "v_proj")  # one or three; two if v is k
-        self.gate = LinearGroup.of(module, spec.family.gate)  # none or one
-        self.groups = (self.qkv, self.gate)
+        # one or three, two if v is k; a gate is one more
+        self.qkv = LinearGroup.of(module, *PACKED, "q_proj", "k_proj", "v_proj", spec.family.gate)
+        self.groups = (self.qkv,)
         self.out = Linear(module._modules[spec.out])
         self.qk_norm = [Norm(module._modules[name]) for name in spec.family.head_norms if name in module._modules]
         queries = (1 + spec.family.output_gate) * spec.n_heads * spec.head_dim
         self.widths = [queries, spec.n_kv_heads * spec.head_dim, spec.n_kv_heads * spec.value_dim]
         if not any(name in module._modules for name in PACKED):
-            del self.widths[len(self.qkv) :]
+            del self.widths[len(self.qkv) - (spec.gates > 0) :]
+        self.widths += [spec.gates] if spec.gates else []
         self.order: Tensor | None = None  # int32: where queries, keys and values are among the rows of their projection
         if spec.family.grouped_rows and spec.n_kv_heads > 1:
             with torch.device("cpu"), torch.inference_mode(False):
@@ -102,7 +103,7 @@ class Attention(SoftmaxMixer):
         options: dict[str, Any] = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sinks}
         if mask is not None and spec.window and spec.family.window == "local":
             mask = within(mask, spec.window)
-        gated = spec.family.output_gate or self.gate
+        gated = spec.family.output_gate or spec.gates
         plain = not self.qk_norm and not gated and self.order is None and len(self.widths) == 3 and spec.alike
         dense = state if plain and isinstance(state, KVView) and state.is_dense(x.dtype) else None
         if dense is not None and (given := self.qkv.together(norm, x, gemm)) is not None:
@@ -127,12 +128,12 @@ class Attention(SoftmaxMixer):
             self.prepare(x.device)
             (rows,) = self.qkv.behind(norm, x, [sum(self.widths)], gemm)
             q, *kv = ops.permute_columns(rows, self.order).split(self.widths, dim=-1)
+        gate = kv.pop() if self.spec.gates else None
         k, v = (kv[0], kv[-1]) if kv else (q[..., :0],) * 2  # none: they are another layer's
         if self.spec.family.output_gate:
             return q, k, v, q.unflatten(-1, (-1, 2 * head_dim))[..., head_dim:]
-        if not self.gate:
+        if gate is None:
             return q, k, v, None
-        (gate,) = self.gate.behind(norm, x, [self.spec.gates], gemm)
         if self.spec.gates == self.spec.n_heads:
             gate = spread(gate, head_dim)
         return q, k, v, gate.unflatten(-1, (-1, head_dim))

@@ -104,6 +104,7 @@ def read_attention(attn: Any, family: Family) -> AttentionSpec:
     check_linear(out, attn._modules[out], n_heads * value_dim, hidden)
     gates = 0
     if gate is not None:
+        require(not fused, "a gate beside one projection of queries, keys and values")
         gates = n_heads if getattr(gate, "out_features", 0) == n_heads else n_heads * head_dim
         check_linear(family.gate, gate, hidden, gates)
     for name in qk_norms:
