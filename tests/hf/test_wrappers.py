@@ -178,7 +178,8 @@ def test_patching_changes_nothing_that_is_stored(name: str) -> None:
     generate(model, prompt(name, [1]), max_new_tokens=3)
     state, before = model.state_dict(), stock.state_dict()
     assert state.keys() == before.keys() and all(torch.equal(state[key], before[key]) for key in before)
-    towers = {"smolvlm": "vision_model", "idefics3": "vision_model", "gemma4_unified": "embed_vision"}
+    towers = dict.fromkeys(("smolvlm", "idefics3"), "vision_model")
+    towers |= {"gemma4_unified": "embed_vision", "lighton_ocr": "vision_encoder"}
     seen, tower = report(model), towers.get(name, "vision_tower")
     tower = f"model.{'visual' if name.startswith('qwen') else tower}"
     assert any(key.startswith(tower) for key in seen.not_replaced), "the tower's layers are stock, and named"

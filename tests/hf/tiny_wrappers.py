@@ -309,6 +309,51 @@ WRAPPERS = {
         {"image_token_id": IMAGE, "projector_hidden_size": 32},
         shaped,
     ),
+    "aya_vision": Case(
+        "AyaVisionConfig",
+        {"model_type": "cohere2", "sliding_window": 12},
+        {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+        {"image_token_index": IMAGE},
+    ),
+    "cohere2_vision": Case(
+        "Cohere2VisionConfig",
+        {"model_type": "cohere2", "sliding_window": 12},
+        {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
+        {"image_token_id": IMAGE, "alignment_intermediate_size": 64},
+    ),
+    "lfm3_vl": Case(
+        "Lfm3VlConfig",
+        {"model_type": "lfm3"},
+        {
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"num_key_value_heads": 1, "patch_size": 4, "temporal_patch_size": 2},
+        },
+        {"image_token_id": IMAGE, "video_token_id": VIDEO, "projector_hidden_size": 32},
+        grid,
+    ),
+    "lighton_ocr": Case(
+        "LightOnOcrConfig",
+        {"model_type": "qwen3"},
+        {"model_type": "pixtral", **TOWER, "head_dim": 16},
+        {"image_token_id": IMAGE},
+        sized,
+    ),
+    "llava_next_video": Case(
+        "LlavaNextVideoConfig",
+        {"model_type": "mistral", "sliding_window": 12},
+        {"model_type": "clip_vision_model", **TOWER},
+        {
+            **{"image_token_index": IMAGE, "video_token_index": VIDEO, "image_seq_length": 16},
+            "image_grid_pinpoints": [[16, 32], [32, 16]],
+        },
+        tiled,
+    ),
+    "vipllava": Case(
+        "VipLlavaConfig",
+        {"model_type": "llama"},
+        {"model_type": "clip_vision_model", **TOWER},
+        {"image_token_index": IMAGE, "image_seq_length": 16, "vision_feature_layer": [-1, -2]},
+    ),
     "internvl": Case(
         "InternVLConfig",
         {"model_type": "qwen3"},

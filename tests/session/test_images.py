@@ -19,7 +19,8 @@ from torch_foundry.hf.api import patch
 pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.tier("models", quick=3)]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 # or with states
-WINDOWED = {"gemma3", "gemma3n", "gemma4", "gemma4_unified", "llava_next", "lfm2_vl", "muse_glimmer", "qwen3_5"}
+WINDOWED = {"gemma3", "gemma3n", "gemma4", "gemma4_unified", "llava_next", "llava_next_video", "lfm2_vl", "lfm3_vl"}
+WINDOWED |= {"muse_glimmer", "qwen3_5"}
 
 
 @functools.cache

@@ -211,6 +211,8 @@ def register_wrapper(wrapper: Wrapper) -> None:
 
 REPLACED = ("image_token_id", "video_token_id", "audio_token_id")
 for _wrapper in (
+    Wrapper("aya_vision"),
+    Wrapper("cohere2_vision"),
     Wrapper("gemma3"),
     Wrapper(
         "gemma3n",
@@ -222,8 +224,11 @@ for _wrapper in (
     Wrapper("idefics3", decoder="text_model"),
     Wrapper("internvl", prefix="InternVL"),
     Wrapper("lfm2_vl"),
+    Wrapper("lfm3_vl"),
+    Wrapper("lighton_ocr", prefix="LightOnOcr"),
     Wrapper("llava"),
     Wrapper("llava_next"),
+    Wrapper("llava_next_video"),
     Wrapper("llava_onevision"),
     Wrapper("mistral3"),
     Wrapper("muse_glimmer", replaced=REPLACED[:2], factor="output_multiplier", softcap="final_logit_softcapping"),
@@ -234,6 +239,7 @@ for _wrapper in (
     Wrapper("qwen3_vl", prefix="Qwen3VL"),
     Wrapper("qwen3_vl_moe", prefix="Qwen3VLMoe"),
     Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),
+    Wrapper("vipllava", prefix="VipLlava"),
 ):
     register_wrapper(_wrapper)
 
