@@ -30,7 +30,7 @@ OVERLOADED = {
     "multiply_accumulate_near_2x1",
 }
 OVERLOADED |= {"chunk_at", "write_whole", "copy_ahead", "end_group_of_copies", "wait_for_copies", "read_halves"}
-OVERLOADED |= {"read_odd_bytes"}
+OVERLOADED |= {"read_odd_bytes", "word_behind", "kept", "next_unit"}
 
 
 # Those of Apple's headers of tensors, which a shader has to include.

@@ -140,7 +140,7 @@ PROMPT_FAULTS = [
 ]
 FAULTS = [
     _input("convolution-one-token-late", "t - (W - 1) + w", "t - W + w"),
-    _input("window-of-one-input", "any ? before[W + at]", "any ? before[W - 1]"),
+    _input("window-of-one-input", "before + W + at", "before + W - 1"),
     _input("no-silu", "return Silu::apply(sum);", "return sum;"),
     _input("softplus-of-large", "metal::max(x, 0.0f) + 2.0f", "2.0f", "activation.h"),
     _input("softplus-of-small", "n = 13; n > 0", "n = 13; n > 2", "activation.h"),
