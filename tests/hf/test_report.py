@@ -48,13 +48,13 @@ def gemma3() -> Any:
     )
 
 
-def vipllava() -> Any:
+def video_llava() -> Any:
     """Known layers in a wrapper that is not."""
     vision = transformers.CLIPVisionConfig(**VISION, projection_dim=32)
-    settings = transformers.VipLlavaConfig(
+    settings = transformers.VideoLlavaConfig(
         text_config=text("LlamaConfig"), vision_config=vision, image_token_index=IMAGE
     )
-    return transformers.VipLlavaForConditionalGeneration(settings)
+    return transformers.VideoLlavaForConditionalGeneration(settings)
 
 
 def bloom() -> Any:
@@ -91,7 +91,7 @@ def generated(model: Any, tokens: int = 6, **options: Any) -> list[list[int]]:
 
 EMBEDS, LOOP = "the caller embeds the tokens (inputs_embeds)", "is not a model that our loop is known for"
 MODELS: list[tuple[Callable[[], Any], dict[str, str], str]] = [
-    (vipllava, {"model.vision_tower.encoder.layers.1": "CLIPEncoderLayer of"}, EMBEDS),
+    (video_llava, {"model.image_tower.encoder.layers.1": "CLIPEncoderLayer of"}, EMBEDS),
     (bloom, {"transformer.h.0": "BloomBlock of"}, "BloomModel is not a decoder"),
     (mamba, {"backbone.layers.1": "MambaBlock of", "backbone.norm_f": "MambaRMSNorm"}, "MambaModel is not a decoder"),
     (t5, {"decoder.block.0": "T5Block of"}, "T5Stack is not a decoder"),
