@@ -10,6 +10,8 @@ from typing import Any
 
 from torch_foundry.engine import Engine, QueueFull, SamplingParams, Stream, TokenLogprobs
 
+LAST_STEP = 10.0  # seconds that the end of Python waits for
+
 
 class Closing(RuntimeError):
     """The engine's thread takes no more requests."""
@@ -82,9 +84,6 @@ class _Running:
         return Update(text, tokens, logprobs, ended, sequence.text.found if sequence.text else "", cached)
 
 
-LAST_STEP = 10.0  # seconds that the end of Python waits for
-
-
 class EngineThread:
     """Steps `engine` while there is something to do. Nobody polls: `Request.tell` is called after each step.
 
@@ -100,8 +99,8 @@ class EngineThread:
         self._closing = self._cancelled = False
         self._live: list[_Running] = []  # the thread's own
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        atexit.register(self._leave)  # before the thread can end, which takes it back
         self._thread.start()
-        atexit.register(self._leave)
 
     @property
     def is_alive(self) -> bool:
