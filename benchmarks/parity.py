@@ -16,6 +16,7 @@ from benchmarks.ways import GenerationMode, Network
 COMPARED = 64  # tokens of the prompt that `compare` looks at, layer by layer
 TIMES = 4  # twice stock's error, as of an op, of each of two logits
 TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
+LOGITS = 2**28  # that are looked at at once
 STRICT = "the greedy tokens of HF eager"
 
 
@@ -53,12 +54,12 @@ def judge(network: Network, ids: Tensor, got: Tensor, rank: int = 1) -> Parity:
     """
     dtype = network.dtype
     wide = torch.float64 if dtype == torch.float32 else torch.float32
-    exact = _logits(_plain(network, wide), ids, got)
-    stock = _logits(_plain(network, dtype), ids, got)
+    exact, stock = _plain(network, wide), _plain(network, dtype)
     worst = own = 0.0
-    for chosen, right, rounded in zip(got, exact, stock, strict=True):
+    for prompts, chosen in zip(*(rows.split(_rows_at_once(network, got)) for rows in (ids, got)), strict=True):
+        right, rounded = _logits(exact, prompts, chosen), _logits(stock, prompts, chosen)
         deviation = right.std(-1)
-        gap = right.topk(rank).values[:, -1] - right.gather(-1, chosen.to(right.device)[:, None])[:, 0]
+        gap = right.topk(rank).values[..., -1] - right.gather(-1, chosen.to(right.device)[..., None])[..., 0]
         worst = max(worst, float((gap / deviation).nan_to_num(torch.inf).max()))
         own = max(own, float(((rounded.to(right.dtype) - right).abs().amax(-1) / deviation).max()))
     of = "largest logit" if rank == 1 else f"{rank} largest logits"
@@ -108,13 +109,16 @@ def _plain(network: Network, dtype: torch.dtype) -> Network:
     return plain
 
 
-def _logits(model: Network, ids: Tensor, got: Tensor) -> list[Tensor]:
-    """Of each row, for each token that was generated, [n, V], from one pass over all before it: nothing is decoded."""
-    found = []
-    for prompt, chosen in zip(ids, got, strict=True):  # one by one: logits are large
-        whole = torch.cat((prompt, chosen[:-1].to(prompt.device)))[None].to(model.device)
-        found.append(model(whole, use_cache=False, logits_to_keep=len(chosen)).logits[0])
-    return found
+def _logits(model: Network, ids: Tensor, got: Tensor) -> Tensor:
+    """Of each token that was generated, [batch, n, V], from one pass over all before it: nothing is decoded."""
+    whole = torch.cat((ids.to(model.device), got[:, :-1].to(model.device)), dim=1)
+    logits: Tensor = model(whole, use_cache=False, logits_to_keep=got.shape[1]).logits
+    return logits
+
+
+def _rows_at_once(network: Network, got: Tensor) -> int:
+    """Rows of a pass: packed layers are unpacked once for all of them, but logits are large."""
+    return max(1, LOGITS // (got.shape[1] * network.config.get_text_config().vocab_size))
 
 
 def _first_difference(a: Tensor, b: Tensor) -> int:
