@@ -16,7 +16,7 @@ from benchmarks.ways import GenerationMode, Network
 COMPARED = 64  # tokens of the prompt that `compare` looks at, layer by layer
 TIMES = 4  # twice stock's error, as of an op, of each of two logits
 TIES = 8  # roundings of the largest logit, in the model's dtype, that decide nothing
-LOGITS = 2**28  # that are looked at at once
+LOGITS = 2**29  # that are looked at at once
 STRICT = "the greedy tokens of HF eager"
 
 
