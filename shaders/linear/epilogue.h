@@ -23,16 +23,31 @@ METAL_FUNC float gated(uint activation, float gate, float up) {
                                                  : activate(activation, gate) * up;
 }
 
+// What is added to a sum, as it is in memory: a kernel that reads it before its products waits for it beside them.
+template <typename T> struct Addends {
+  T bias, residual; // 0 where there is none
+};
+
+template <typename T>
+METAL_FUNC Addends<T> addends_of(uint m, uint n, device const T* bias, device const T* residual,
+                                 constant LinearArgs& args) {
+  return {args.has_bias ? bias[n] : T(0.0f),
+          args.has_residual ? residual[row_offset(args.residual, m) + n] : T(0.0f)};
+}
+
+template <typename T>
+METAL_FUNC void store_output(float sum, Addends<T> addends, uint m, uint n, device T* y,
+                             constant LinearArgs& args) {
+  if (args.has_bias) sum += float(addends.bias);
+  sum = activate(args.activation, sum);
+  sum = args.has_residual ? metal::fma(args.scale, sum, float(addends.residual)) : sum * args.scale;
+  y[m * args.n + n] = T(sum);
+}
+
 template <typename T>
 METAL_FUNC void store_output(float sum, uint m, uint n, device const T* bias, device const T* residual, device T* y,
                              constant LinearArgs& args) {
-  if (args.has_bias) sum += float(bias[n]);
-  sum = activate(args.activation, sum);
-  if (args.has_residual)
-    sum = metal::fma(args.scale, sum, float(residual[row_offset(args.residual, m) + n]));
-  else
-    sum *= args.scale;
-  y[m * args.n + n] = T(sum);
+  store_output(sum, addends_of(m, n, bias, residual, args), m, n, y, args);
 }
 
 } // namespace foundry

@@ -49,11 +49,17 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
   products.begin(w, turn, args.split, args.k, lane, simdgroup);
   do {
     const uint n0 = first + own;  // a team past the last output has nothing to read
+    const uint i0 = products.first_sum(args.split, lane, simdgroup);
+    Addends<T> addends = {T(0.0f), T(0.0f)};
+    if (m0 + i0 / OUTS < args.rows && n0 + i0 % OUTS < args.n)
+      addends = addends_of(m0 + i0 / OUTS, n0 + i0 % OUTS, bias, residual, args);
     const auto sums = products.plain(w, args.split, args.k, n0 < args.n ? args.k : 0, lane, simdgroup, partial);
     for (uint i = sums.first; i < sums.count; i += sums.step) {
       const uint m = m0 + i / OUTS, n = n0 + i % OUTS;
-      if (sums.has(i) && m < args.rows && n < args.n)
-        store_output(sums[i], m, n, bias, residual, y, args);
+      if (sums.has(i) && m < args.rows && n < args.n) {
+        if (P::again && i != i0) addends = addends_of(m, n, bias, residual, args);
+        store_output(sums[i], addends, m, n, y, args);
+      }
     }
     first += turn;
   } while (P::again && first < args.n);

@@ -39,9 +39,11 @@ template <int ROWS, int OUTS> struct LaneSums {
   METAL_FUNC float operator[](uint) const { return total; }
 };
 
+FOUNDRY_CONST uint no_sum = 1u << 31; // more than there are
+
 // x W^T, or (norm x) W^T, for a team and what follows it in the grid. W has `row(n)`: where row n of the team's begins.
-// A team past the last output has `end` 0 for k. If `again`, a team has more than one turn, `turn` rows of W apart. All
-// threads must call everything.
+// A team past the last output has `end` 0 for k. If `again`, a team has more than one turn, `turn` rows of W apart, and a
+// thread may have several sums, of which first_sum is the first. All threads must call everything.
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS, typename W> struct Products {
   using Sums = LaneSums<ROWS, OUTS>;
   FOUNDRY_CONST int V = VEC == 1 ? 1 : 8;
@@ -53,6 +55,9 @@ template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int C
                       uint, bool) thread {
     x = of;
     for (int m = 0; m < ROWS; ++m) x_row[m] = rows[m];
+  }
+  METAL_FUNC uint first_sum(uint split, ushort lane, ushort simdgroup) const thread {
+    return part_of(simdgroup, split) == 0 ? lane : no_sum;
   }
   METAL_FUNC void begin(thread const W&, uint, uint, uint, ushort, ushort) thread {}
   METAL_FUNC void norm(device const T*, float, float, uint, ushort, ushort, ushort) thread {}
@@ -128,6 +133,7 @@ struct Products<Q, T, ROWS, VEC, OUTS, UNROLL, by_matrices, W> {
     stages += simdgroup * Multiply::memory_of(normed);
   }
 
+  METAL_FUNC uint first_sum(uint, ushort lane, ushort) const thread { return part * simd_width + lane; }
   METAL_FUNC void begin(thread const W& w, uint turn, uint split, uint k, ushort lane, ushort simdgroup) thread {
     part = simdgroup - team_in<by_matrices>(simdgroup, split) * split;
     multiply.set(w, turn, is_whole, part, stages, lane);

@@ -181,14 +181,10 @@ FAULTS = [
     _epilogue("bias-of-the-neighbour", "bias[n]", "bias[n ^ 1]", Case(3, bias=True)),
     _epilogue(
         "residual-of-row-0-ignored",
-        *within(
-            "has_residual) sum = metal::fma(args.scale, sum, float(residual[row_offset(args.residual, m)",
-            "has_residual",
-            "has_residual && m",
-        ),
+        *within("has_residual ? residual[row_offset(args.residual, m)", "has_residual", "has_residual && m"),
         Case(3, residual=True),
     ),
-    _epilogue("scale-ignored", "sum *= args.scale", "sum *= 1.0f", Case(3, scale=-3.0)),
+    _epilogue("scale-ignored", ": sum * args.scale", ": sum", Case(3, scale=-3.0)),
     _epilogue("gelus-exchanged", "return Gelu::apply(v)", "return GeluTanh::apply(v)", Case(3, activation="gelu")),
     Fault(
         "linear-epilogue-residual-scaled-too",

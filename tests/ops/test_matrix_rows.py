@@ -75,8 +75,9 @@ def test_linear_is_exact_but_for_its_sums(choice: str, name: str | None) -> None
 
 
 def test_linear_does_all_that_follows_a_sum() -> None:
-    with matrices(ONE):
-        op_checks.linear(given_for(5, 24, 256, "q4_0", **test_linear.FULL))
+    for choice in (ONE, CHOICES["turns"]):
+        with matrices(choice):
+            op_checks.linear(given_for(5, 24, 256, "q4_0", **test_linear.FULL))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "olmo"])
@@ -195,6 +196,10 @@ FAULTS = [
     _fault("rows-of-x-twice", "min(uint(own.row), rows.count - 1)", "min(uint(own.row) / 2 * 2, rows.count - 1)",
            _linear()),
     _fault("turn-forgotten", "w.first += turn;", "", _linear("turns")),
+    _fault("addends-of-the-first-sum", "if (P::again && i != i0) addends =", "if (false) addends =",
+           test_linear_does_all_that_follows_a_sum, "linear.metal"),
+    _fault("addends-of-the-first-turn", "n0 + i0 % OUTS, bias, residual, args", "i0 % OUTS, bias, residual, args",
+           test_linear_does_all_that_follows_a_sum, "linear.metal"),
     _fault("last-part-dropped", "p = 1; p < split; ++p) total", "p = 1; p + 1 < split; ++p) total", _linear("split")),
     _fault("copies-not-waited-for-in-turn", "now + stage < memory + STEPS * stage ? now + stage : memory", "now",
            _linear()),
