@@ -31,13 +31,11 @@ template <typename T> struct Addends {
 template <typename T>
 METAL_FUNC Addends<T> addends_of(uint m, uint n, device const T* bias, device const T* residual,
                                  constant LinearArgs& args) {
-  return {args.has_bias ? bias[n] : T(0.0f),
-          args.has_residual ? residual[row_offset(args.residual, m) + n] : T(0.0f)};
+  return {args.has_bias ? bias[n] : T(0.0f), args.has_residual ? residual[row_offset(args.residual, m) + n] : T(0.0f)};
 }
 
 template <typename T>
-METAL_FUNC void store_output(float sum, Addends<T> addends, uint m, uint n, device T* y,
-                             constant LinearArgs& args) {
+METAL_FUNC void store_output(float sum, Addends<T> addends, uint m, uint n, device T* y, constant LinearArgs& args) {
   if (args.has_bias) sum += float(addends.bias);
   sum = activate(args.activation, sum);
   sum = args.has_residual ? metal::fma(args.scale, sum, float(addends.residual)) : sum * args.scale;

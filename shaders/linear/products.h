@@ -42,8 +42,8 @@ template <int ROWS, int OUTS> struct LaneSums {
 FOUNDRY_CONST uint no_sum = 1u << 31; // more than there are
 
 // x W^T, or (norm x) W^T, for a team and what follows it in the grid. W has `row(n)`: where row n of the team's begins.
-// A team past the last output has `end` 0 for k. If `again`, a team has more than one turn, `turn` rows of W apart, and a
-// thread may have several sums, of which first_sum is the first. All threads must call everything.
+// A team past the last output has `end` 0 for k. If `again`, a team has more than one turn, `turn` rows of W apart, and
+// a thread may have several sums, of which first_sum is the first. All threads must call everything.
 template <typename Q, typename T, int ROWS, int VEC, int OUTS, int UNROLL, int CHAINS, typename W> struct Products {
   using Sums = LaneSums<ROWS, OUTS>;
   FOUNDRY_CONST int V = VEC == 1 ? 1 : 8;
