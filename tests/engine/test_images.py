@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from tests.hf.tiny_inputs import IMAGE, VIDEO
 from tests.hf.tiny_models import DEVICE
-from tests.hf.tiny_wrappers import IMAGE, VIDEO, WRAPPERS, prompt, shared
+from tests.hf.tiny_wrappers import WRAPPERS, build, prompt, shared
 from torch_foundry.engine import Engine, SamplingParams, Stream
 from torch_foundry.engine.images import TYPES
 from torch_foundry.engine.sequence import Sequence
@@ -104,6 +106,42 @@ def test_text_stands_behind_an_image_by_its_height_and_width(monkeypatch: pytest
     assert stream.sequence.shift < 0 and stream.tokens == expected("qwen2_vl", 3, 2)
     monkeypatch.setattr(Sequence, "shift", 0)
     assert answers(Engine(model_of("qwen2_vl"), blocks=32), inputs)[0].tokens != stream.tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, tokens", [("gemma3n", 188), ("gemma4", 8)])
+def test_a_sound_for_a_model_that_is_shown_images(name: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = WRAPPERS[name]
+    if name == "gemma4":
+        tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 48}
+        sound = {"audio_config": tower | {"subsampling_conv_channels": [128, 4]}}
+        monkeypatch.setitem(WRAPPERS, name, replace(case, options=case.options | sound))
+    stock: Any = build(name, "eager" if name == "gemma4" else "sdpa")  # which its tower of sounds has alone
+    g = torch.Generator().manual_seed(0)
+    text = torch.randint(5, VIDEO - 8, (1, 11), generator=g)
+    ids = torch.cat([text[:, :5], torch.full((1, tokens), VIDEO), text[:, 5:]], dim=1)
+    frames, numbers = 32, getattr(stock.config.audio_config, "input_feat_size", 128)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "input_features": torch.randn(1, frames, numbers, generator=g),
+        "input_features_mask": torch.ones(1, frames, dtype=torch.bool),
+    }
+    if name == "gemma4":
+        inputs["mm_token_type_ids"] = (ids == VIDEO).long() * 3
+    inputs = {key: value.to(DEVICE) for key, value in inputs.items()}
+    other = {**inputs, "input_features": -inputs["input_features"]}
+    model = patch(copy.deepcopy(stock))
+    texts = []
+    for given in (inputs, other):
+        ours, wanted = (
+            each.generate(**given, max_new_tokens=TOKENS, do_sample=False)[0, ids.shape[1] :].tolist()
+            for each in (model, stock)
+        )
+        (stream,) = answers(Engine(model, blocks=64), given)
+        assert stream.tokens == ours == wanted
+        texts.append(wanted)
+    assert texts[0] != texts[1] and not report(model).eager, str(report(model))
 
 
 @torch.no_grad()

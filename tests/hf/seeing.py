@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, LlavaConfig, LlavaProcessor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from tests.hf.tiny_wrappers import SCALE, TEXT, TOWER
+from tests.hf.tiny_inputs import SCALE, TEXT, TOWER
 from torch_foundry.hf.api import patch
 
 TEMPLATE = """{% for m in messages %}[{{ m.role }}]{% for part in m.content %}\

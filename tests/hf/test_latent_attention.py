@@ -14,6 +14,7 @@ from transformers import AutoModelForImageTextToText, DynamicCache, Mistral3Conf
 import torch_foundry
 from tests.hf.checks import check_engine, check_tokens
 from tests.hf.test_families import patched_model
+from tests.hf.tiny_inputs import TOWER
 from tests.hf.tiny_models import (
     PROMPT,
     assert_equal,
@@ -26,7 +27,6 @@ from tests.hf.tiny_models import (
     shared,
     tokens,
 )
-from tests.hf.tiny_wrappers import TOWER
 from torch_foundry.core.errors import Fallback
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report, unpatch

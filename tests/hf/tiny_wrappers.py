@@ -1,10 +1,8 @@
-"""Tiny random models that are shown images, and prompts with some for them."""
+"""Tiny random models that are shown images or hear sounds, and prompts with some for them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,98 +12,30 @@ from transformers import Gemma3nVisionConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from tests.hf.tiny_cases import DELTA, VOCAB
+from tests.hf.tiny_inputs import (
+    IMAGE,
+    LAST_FULL,
+    MROPE,
+    OWN,
+    QWEN3_TOWER,
+    QWEN_IDS,
+    QWEN_TOWER,
+    SCALE,
+    SLIDING,
+    SOUNDS,
+    TEXT,
+    TOWER,
+    VIDEO,
+    Case,
+    grid,
+    nested,
+    patches,
+    shaped,
+    sized,
+    tiled,
+)  # fmt: skip
 from tests.hf.tiny_models import DEVICE
 from torch_foundry.models.outputs import replaced_ids
-
-IMAGE, VIDEO = VOCAB - 1, VOCAB - 2  # ids of tokens whose embeddings are an image's
-OWN = VOCAB - 8  # from here on, ids are of Gemma 3n's towers
-SCALE = 0.2  # of weights: a text that neither repeats itself nor depends on rounding
-TEXT = {
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "num_hidden_layers": 3,
-}
-TOWER = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 4,
-}
-MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}}
-QWEN_TOWER = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-QWEN3_TOWER = {
-    **QWEN_TOWER,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "out_hidden_size": 128,
-    "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [0, 1],
-}
-QWEN_IDS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 3, "vision_end_token_id": 4}
-SLIDING = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-LAST_FULL = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
-
-
-def _pixels(images: list[int], *shape: int) -> torch.Tensor:
-    """Random pixels of images by their seeds."""
-    each = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in images]
-    return torch.stack(each).to(DEVICE)
-
-
-def square(images: list[int]) -> dict[str, torch.Tensor]:
-    """Images of 16 by 16 pixels."""
-    return {"pixel_values": _pixels(images, 3, 16, 16)}
-
-
-def sized(images: list[int]) -> dict[str, torch.Tensor]:
-    """Those, with their sizes."""
-    return {**square(images), "image_sizes": torch.tensor([[16, 16]] * len(images), device=DEVICE)}
-
-
-def tiled(images: list[int]) -> dict[str, torch.Tensor]:
-    """Images of 16 by 32 pixels: as a whole, and in two parts."""
-    return {
-        "pixel_values": _pixels(images, 3, 3, 16, 16),
-        "image_sizes": torch.tensor([[16, 32]] * len(images), device=DEVICE),
-    }
-
-
-def grid(images: list[int]) -> dict[str, torch.Tensor]:
-    """Patches of images of 16 by 16 and, every other one, 16 by 24 pixels, twice in time each."""
-    sizes = [(1, 4, 6) if seed % 2 else (1, 4, 4) for seed in images]
-    pixels = [_pixels([seed], h * w, 3 * 2 * 4 * 4)[0] for seed, (_, h, w) in zip(images, sizes, strict=True)]
-    return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(sizes, device=DEVICE)}
-
-
-def nested(images: list[int]) -> dict[str, torch.Tensor]:
-    """Images of 16 by 16 pixels, one a row."""
-    return {"pixel_values": _pixels(images, 1, 3, 16, 16)}
-
-
-def shaped(images: list[int]) -> dict[str, torch.Tensor]:
-    """Images of four by four patches, and their shapes."""
-    shapes, mask = torch.tensor([[4, 4]]), torch.ones(1, 16, dtype=torch.long)
-    each = {"spatial_shapes": shapes, "pixel_attention_mask": mask}
-    return {
-        "pixel_values": _pixels(images, 16, 48),
-        **{name: value.repeat(len(images), 1).to(DEVICE) for name, value in each.items()},
-    }
-
-
-def patches(images: list[int]) -> dict[str, torch.Tensor]:
-    """Images of four by four patches, where each lies."""
-    where = torch.cartesian_prod(torch.arange(4), torch.arange(4)).flip(-1)
-    return {"pixel_values": _pixels(images, 16, 48), "image_position_ids": where.repeat(len(images), 1, 1).to(DEVICE)}
 
 
 class Tower(PreTrainedModel):
@@ -124,21 +54,6 @@ class Tower(PreTrainedModel):
 
 
 transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A config class, the text model's type with what it gets besides TEXT, the tower's, and what is left.
-
-    images: the arguments that show images, by their seeds. types: the argument that says which tokens are an image's.
-    """
-
-    config: str
-    text: dict[str, Any]
-    tower: dict[str, Any]
-    options: dict[str, Any]
-    images: Callable[[list[int]], dict[str, torch.Tensor]] = square
-    types: str | None = None
 
 
 WRAPPERS = {
@@ -360,18 +275,20 @@ WRAPPERS = {
         {"model_type": "internvl_vision", **TOWER, "image_size": [16, 16], "patch_size": [4, 4]},
         {"image_token_id": IMAGE, "image_seq_length": 4},
     ),
+    **SOUNDS,
 }
 
 
 def build(name: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
     """A new model, the same for the same arguments, in eval mode."""
     case = WRAPPERS[name]
-    options = {"text_config": {**TEXT, **case.text}, "vision_config": case.tower, **case.options}
+    options = {"text_config": {**TEXT, **case.text}, case.tower_config: case.tower, **case.options}
     version = transformers.__version__
     kind: Any = getattr(transformers, case.config, None) or pytest.skip(f"transformers {version}: no {case.config}")
     config = kind(**{"tie_word_embeddings": False, **options})
     torch.manual_seed(seed)
-    model = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=attention).eval()
+    cls: Any = getattr(transformers, case.config.removesuffix("Config") + "ForConditionalGeneration")
+    model: PreTrainedModel = cls._from_config(config, attn_implementation=attention).eval()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -422,7 +339,9 @@ def prompt(name: str, *rows: list[int]) -> dict[str, Any]:
 
 @functools.cache
 def tokens_of(name: str, image: int) -> int:
-    """How many tokens an image is."""
+    """How many tokens an image is, or a sound."""
+    if (known := WRAPPERS[name].tokens) is not None:
+        return known
     model: Any = shared(name)
     with torch.no_grad():
         features = model.get_image_features(**WRAPPERS[name].images([image]), return_dict=True).pooler_output

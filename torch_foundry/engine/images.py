@@ -1,8 +1,9 @@
 """Prompts with images: what the model's processor makes of one, checked, and how it gets into pages of a cache.
 
-The tokens up to the end of the last image are taken in together, by the model's own forward pass on a cache that lasts
-as long as that: the tower, its features among the embeddings, masks and positions are stock code's, for any wrapper of
-`models.families`. What its layers keep goes to the pages, and all further tokens are as those of a text.
+A sound is an image here. The tokens up to the end of the last one are taken in together, by the model's own forward
+pass on a cache that lasts as long as that: the tower, its features among the embeddings, masks and positions are stock
+code's, for any wrapper of `models.families`. What its layers keep goes to the pages, and all further tokens are as
+those of a text.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from torch_foundry.models.decoder import DecoderModel
 from torch_foundry.models.outputs import path_to_decoder, replaced_ids
 from torch_foundry.models.swap import base_class
 
-PIXELS = ("pixel_values", "pixel_values_videos")
+FEATURES = ("input_features", "pixel_values", "pixel_values_videos")  # one of them is there
 TYPES = ("token_type_ids", "mm_token_type_ids")  # of each token: nonzero for those of images
-PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in a config
+PLACEHOLDERS = tuple(f"{kind}_token_{name}" for kind in ("audio", "image", "video") for name in ("id", "index"))
 # arguments of a forward pass that are the engine's to give, or show something else
 NOT_TAKEN = {
-    "inputs_embeds", "input_features", "input_features_mask", "labels", "logits_to_keep", "mm_encoder_outputs",
-    "past_key_values", "per_layer_inputs", "position_ids", "use_cache",
+    "inputs_embeds", "labels", "logits_to_keep", "mm_encoder_outputs", "past_key_values", "per_layer_inputs",
+    "position_ids", "use_cache",
 }  # fmt: skip
 
 
@@ -58,11 +59,11 @@ class Images:
         mask = given.pop("attention_mask", None)
         if mask is not None and not bool(torch.as_tensor(mask).all()):
             raise ValueError("prompt: expected one text without padding, got an attention_mask with zeros")
-        if not any(name in given for name in PIXELS):
+        if not any(name in given for name in FEATURES):
             return None
         around = path_to_decoder(model)[:-1]
         if len(around) == 1:
-            raise ValueError(f"prompt: {base_class(type(model)).__name__} is shown no images")
+            raise ValueError(f"prompt: {base_class(type(model)).__name__} is shown no images or sounds")
         stock: Any = base_class(type(model))
         known = inspect.signature(stock.forward).parameters.keys() - NOT_TAKEN
         for name in given.keys() & set(TYPES) - known:  # some tokenizers give them to all models
@@ -72,7 +73,7 @@ class Images:
         tokens = torch.tensor([ids])
         end = _end(tokens, given, model.config, replaced_ids(around[-1]))
         if end == len(ids):
-            raise ValueError("prompt: expected text behind the last image")
+            raise ValueError("prompt: expected text behind the last image or sound")
         given = {
             name: value.to(decoder.device) if isinstance(value, Tensor) else value for name, value in given.items()
         }
@@ -116,7 +117,7 @@ def _end(tokens: Tensor, given: Mapping[str, Any], config: Any, replaced: Iterab
         if (placeholder := getattr(config, name, None)) is not None:
             marked |= tokens == placeholder
     if not marked.any():
-        raise ValueError("prompt: expected the tokens of an image, as the model's processor puts them there, got none")
+        raise ValueError("prompt: expected the tokens of an image or a sound, which the model's processor puts there")
     for name in given.keys() & set(TYPES):
         if getattr(given[name], "shape", None) != tokens.shape:
             raise ValueError(f"prompt: {name}: expected a tensor {list(tokens.shape)}")

@@ -8,8 +8,8 @@ from typing import Any
 from torch_foundry.hf.pretrained import ModelMixin
 from torch_foundry.models.outputs import replaced_ids, wrapper_of
 
-# Features of images and videos, or what they are made from, and which tokens see each other both ways.
-IMAGES = frozenset(
+# Features of images, videos and sounds, or what they are made from, and which tokens see each other both ways.
+FEATURES = frozenset(
     {
         "input_features",
         "mm_encoder_outputs",
@@ -19,10 +19,11 @@ IMAGES = frozenset(
         "token_type_ids",
     }
 )
-# What is read along with pixels, and what says where tokens stand, which the decoder is told as `position_ids`.
-ABOUT_IMAGES = frozenset(
+# What is read along with those, and what says where tokens stand, which the decoder is told as `position_ids`.
+ABOUT_FEATURES = frozenset(
     {
         "batch_num_images",
+        "feature_attention_mask",
         "image_grid_thw",
         "image_position_ids",
         "image_sizes",
@@ -39,7 +40,7 @@ ABOUT_IMAGES = frozenset(
         "vision_feature_select_strategy",
     }
 )
-OF_PROMPTS = IMAGES | ABOUT_IMAGES  # generate() drops them behind the prompt, or they say that new tokens are text
+OF_PROMPTS = FEATURES | ABOUT_FEATURES  # generate() drops them behind the prompt, or they say that new tokens are text
 OF_TEXT = frozenset(
     {"attention_mask", "input_ids", "logits_to_keep", "past_key_values", "position_ids", "return_dict", "use_cache"}
 )
@@ -65,7 +66,7 @@ class WrapperMixin(ModelMixin):
             return None
         for name, value in kwargs.items():
             nothing = value is None or value is False or (type(value) is dict and not value)
-            if not nothing and name not in OF_TEXT and name not in ABOUT_IMAGES:
+            if not nothing and name not in OF_TEXT and name not in ABOUT_FEATURES:
                 return None
         decoder = self._modules.get(known.decoder)
         if decoder is None or not embeds_all(self.config, decoder):

@@ -20,7 +20,7 @@ from torch_foundry import quant
 from torch_foundry.core import memory
 from torch_foundry.core.load_errors import AllowedFaults, LoadError
 from torch_foundry.hf.packing import replace_module
-from torch_foundry.io.parameters import class_name
+from torch_foundry.io.parameters import COUNTED, class_name
 from torch_foundry.io.weights import Weight
 from torch_foundry.models.outputs import embedding_read_by
 from torch_foundry.nn import FoundryEmbedding, FoundryExperts, FoundryLinear
@@ -137,7 +137,8 @@ class Plan:
     def __init__(
         self, model: Any, weights: Mapping[str, Weight], file: str | os.PathLike[str], allow: Callable[[str, str], bool]
     ) -> None:
-        shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}  # buffers that are stored, too
+        stored = model.state_dict()  # buffers, too
+        shapes = {name: tuple(t.shape) for name, t in stored.items() if not name.endswith(COUNTED)}
         found = dict(weights)
         self.tied: dict[str, str] = {}
         for target, source in model.all_tied_weights_keys.items():

@@ -26,7 +26,7 @@ from torch_foundry.io.config_json import (
 )
 from torch_foundry.io.container import Container
 from torch_foundry.io.packed import by_mlx, mlx, read_weights, without_quantization
-from torch_foundry.io.parameters import TOWERS, ParameterNames, class_name, has_tower, is_whole
+from torch_foundry.io.parameters import COUNTED, TOWERS, ParameterNames, class_name, has_tower, is_whole
 from torch_foundry.io.safetensors import open_safetensors
 from torch_foundry.io.weights import ModelSource, Weight, WeightReader
 from torch_foundry.io.words import check_words, load_tokenizer
@@ -60,6 +60,8 @@ def open_model_directory(
         known = f"a model of transformers {transformers.__version__} that {what}"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
+    if any(name.endswith(COUNTED) for name in container.tensors):
+        container.tensors = {name: each for name, each in container.tensors.items() if not name.endswith(COUNTED)}
     try:
         permits = AllowedFaults(allow)
         for tensor in container.tensors:  # before it is looked for patterns in them

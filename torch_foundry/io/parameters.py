@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_foundry.models.families import WRAPPERS
+
 # One expert's matrix, by the names of Mixtral's files and of all others': (module, index, matrix).
 _EXPERT = re.compile(r"^(.*\.experts)\.([0-9]{1,5})\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight$")
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -50,6 +52,7 @@ _IN_WRAPPERS = (
     (r"^(?!model\.|lm_head\.)", "model."),
 )
 _COMPUTED = r"rotary_emb\.inv_freq$"  # in old files; the model computes it
+COUNTED = "num_batches_tracked"  # an integer of a BatchNorm, which training alone reads
 
 
 class Place(NamedTuple):
@@ -64,13 +67,16 @@ class Place(NamedTuple):
 
 
 def class_name(model_type: str, *, images: bool = False) -> str | None:
-    """The class of transformers for a folder's `model_type`: a causal language model, or one that is shown images.
+    """The class of transformers for a folder's `model_type`: a causal language model, or one that is shown images or
+    hears sounds.
 
     images: only the latter.
     """
     from transformers.models.auto import modeling_auto
 
     shown: str | None = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
+    if shown is None and any(key.startswith(f"{model_type}.") for key in WRAPPERS):
+        shown = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     return shown if images else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, shown)
 
 

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from torch_foundry.core.errors import Fallback
 from torch_foundry.core.interrupts import uninterruptible
-from torch_foundry.engine.images import PIXELS, Images
+from torch_foundry.engine.images import FEATURES, Images
 from torch_foundry.io import LoadError, open_safetensors
 from torch_foundry.io.files import replacing
 from torch_foundry.io.safetensors import write_tensors
@@ -169,7 +169,7 @@ class Session:
 
     def _images(self, shown: Mapping[str, Any], text: list[int], mask: list[int]) -> Images | None:
         """Those of a text, checked; None: it has none."""
-        if not any(shown.get(name) is not None for name in PIXELS):
+        if not any(shown.get(name) is not None for name in FEATURES):
             return None
         if not all(mask):
             raise ValueError("attention_mask: expected a text without padding, as it is shown images")

@@ -240,6 +240,15 @@ for _wrapper in (
     Wrapper("qwen3_vl_moe", prefix="Qwen3VLMoe"),
     Wrapper("smolvlm", prefix="SmolVLM", decoder="text_model"),
     Wrapper("vipllava", prefix="VipLlava"),
+    # which hear sounds
+    Wrapper("audioflamingo3", prefix="AudioFlamingo3"),
+    Wrapper("glmasr", prefix="GlmAsr"),
+    Wrapper("granite_speech", replaced=REPLACED[2:]),
+    Wrapper("granite_speech_plus", replaced=REPLACED[2:]),
+    Wrapper("musicflamingo", prefix="MusicFlamingo"),
+    Wrapper("qwen2_audio"),
+    Wrapper("qwen3_asr", prefix="Qwen3ASR"),
+    Wrapper("voxtral"),
 ):
     register_wrapper(_wrapper)
 

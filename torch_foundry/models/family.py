@@ -255,8 +255,9 @@ class Family(Architecture):
 
 @dataclass(frozen=True)
 class Wrapper(Architecture):
-    """A decoder that is shown images: `..ForConditionalGeneration` is `lm_head` on `model`, of the class `..Model`,
-    which puts their features among the embeddings of ids, and what its decoder makes of these is its result.
+    """A decoder that is shown images or hears sounds: `..ForConditionalGeneration` is `lm_head` on `model`, of the
+    class `..Model`, which puts their features among the embeddings of ids, and what its decoder makes of these is its
+    result.
     """
 
     decoder: str = "language_model"  # attribute of `model`; of any family

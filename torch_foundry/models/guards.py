@@ -25,7 +25,7 @@ NUMBERS = ("eps", "variance_epsilon", "scaling", "qk_scale_factor", "v_scale")
 
 def tensor_reason(x: torch.Tensor, *, differentiable: bool = False) -> str | None:
     """Why kernels may not run on `x`; None if they may. differentiable: as of `device_reason`."""
-    if type(x) is not torch.Tensor:
+    if type(x) is not torch.Tensor and type(x) is not nn.Parameter:  # as a tower's queries are
         return f"input is a {type(x).__name__}"
     if not x.numel():
         return "empty input"
