@@ -76,6 +76,23 @@ def test_turns(name: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("rows", [([3],), ([1], [3])], ids=["one row", "two"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_a_text_does_not_stand_behind_an_image_of_another_conversation(name: str, rows: tuple[list[int], ...]) -> None:
+    """Stock code keeps by how much in the model, whatever cache it is given next."""
+    model = patch(copy.deepcopy(shared(name)))
+    session, text = Session(model, **OPTIONS), ids(1, 9)
+    for turn in range(3):
+        model.generate(**prompt(name, *rows), **OPTIONS)
+        assert int(model.model.rope_deltas.min()) < 0
+        text = torch.cat([text, ids(1, 7, seed=turn)], dim=1)
+        said = session.generate(text)
+        assert said.tolist() == whole(name, {"input_ids": text, "attention_mask": torch.ones_like(text)})
+        assert bool(session.reused) == (turn > 0)
+        text = said
+
+
+@torch.no_grad()
 def test_other_pixels_of_the_same_text_are_read_anew() -> None:
     session, inputs = Session(model_of("llava"), **OPTIONS), prompt("llava", [1])
     said = answer(session, inputs).tolist()

@@ -154,6 +154,10 @@ class Session:
             reused, cache = len(self.tokens), self.cache
             if images is not None:
                 settings |= self._about(images, shown or {}, len(text), read=bool(reused))
+            else:
+                wrapper: Any = getattr(self.model, "model", None)
+                if hasattr(wrapper, "rope_deltas"):
+                    wrapper.rope_deltas = None  # by which stock code moves any text, though it is the last images'
             self.reset()  # the turn has the cache: if Ctrl-C ends it, the session has an empty one
             self.reused = reused
         try:
