@@ -60,9 +60,9 @@ def open_model_directory(
         known = f"a model of transformers {transformers.__version__} that {what}"
         raise LoadError("ARCH_UNKNOWN", path / CONFIG, "model_type", expected=known, found=reprlib.repr(kind))
     container = open_safetensors(path, check_finite=check_finite)
-    if any(name.endswith(COUNTED) for name in container.tensors):
-        container.tensors = {name: each for name, each in container.tensors.items() if not name.endswith(COUNTED)}
     try:
+        if any(name.endswith(COUNTED) for name in container.tensors):
+            container.tensors = {name: each for name, each in container.tensors.items() if not name.endswith(COUNTED)}
         permits = AllowedFaults(allow)
         for tensor in container.tensors:  # before it is looked for patterns in them
             if len(tensor) > LONGEST_NAME and not permits("TENSOR_EXTRA", tensor):
