@@ -119,6 +119,12 @@ def by_frames(sounds: list[int]) -> dict[str, torch.Tensor]:
     return {"input_features": _pixels(sounds, 32, 8)}
 
 
+def masked_by_frames(sounds: list[int]) -> dict[str, torch.Tensor]:
+    """Those, of 16 frames, of which none is padding."""
+    ones = torch.ones(len(sounds), 16, dtype=torch.long, device=DEVICE)
+    return {"input_features": _pixels(sounds, 16, 8), "input_features_mask": ones}
+
+
 @dataclass(frozen=True)
 class Case:
     """A config class, the text model's type with what it gets besides TEXT, the tower's, and what is left.
@@ -168,6 +174,21 @@ GRANITE = {
 }
 SOUNDS = {
     "audioflamingo3": _sound("AudioFlamingo3Config", "qwen2", {"model_type": "audioflamingo3_encoder", **WHISPER}, 8),
+    "fun_asr_nano": _sound(
+        "FunAsrNanoConfig",
+        "qwen3",
+        {
+            **{"model_type": "fun_asr_nano_encoder", "num_mel_bins": 8, "num_stacked_frames": 1, "hidden_size": 32},
+            **{"num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2, "fsmn_kernel_size": 3},
+            **{"num_timestamp_prediction_layers": 1, "max_position_embeddings": 65},
+        },
+        16,
+        masked_by_frames,
+        adaptor_config={
+            **{"hidden_size": 128, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1},
+            "projector_hidden_size": 64,
+        },
+    ),
     "glmasr": _sound(
         "GlmAsrConfig",
         "llama",

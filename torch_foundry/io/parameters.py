@@ -76,7 +76,11 @@ def class_name(model_type: str, *, images: bool = False) -> str | None:
 
     shown: str | None = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
     if shown is None and any(key.startswith(f"{model_type}.") for key in WRAPPERS):
-        shown = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+        hear = (
+            modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        )
+        shown = next((names[model_type] for names in hear if model_type in names), None)
     return shown if images else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, shown)
 
 

@@ -242,6 +242,7 @@ for _wrapper in (
     Wrapper("vipllava", prefix="VipLlava"),
     # which hear sounds
     Wrapper("audioflamingo3", prefix="AudioFlamingo3"),
+    Wrapper("fun_asr_nano"),
     Wrapper("glmasr", prefix="GlmAsr"),
     Wrapper("granite_speech", replaced=REPLACED[2:]),
     Wrapper("granite_speech_plus", replaced=REPLACED[2:]),
