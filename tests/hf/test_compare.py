@@ -136,7 +136,7 @@ def test_a_faulty_kernel_of_decode_steps_is_named(op: str, quantize: str | None,
 def test_a_faulty_kernel_for_few_rows_is_named(name: str, shaders: Any) -> None:
     """In a model of which nothing is known but its linear layers and embeddings, too."""
     model = patch(random_model(config(name)))
-    stored = "sums.has(i) && m < args.rows && n < args.n) store_output("
+    stored = "addends_of(m, n, bias, residual, args); store_output("
     with shaders("linear.metal", f"{stored}sums[i],", f"{stored}1.1f * sums[i],"):
         drift = compare(model, PROMPT)
     assert drift.bad_path is drift.paths[1] and drift.bad_path.kernels == ["linear"], str(drift)
