@@ -43,7 +43,7 @@ struct MatrixChoice {
 
 // attention with few queries, by dtype and head_dim.
 struct AttentionChoice {
-  uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys
+  uint16_t keys;       // per split (one threadgroup's) of the first 4096 keys; the first has twice as many
   uint16_t simdgroups; // per threadgroup
   uint16_t lanes;      // that read a key together: 1 or 8; 32: products of matrices, where there is such a kernel
   uint16_t far_keys;   // per split of the keys beyond

@@ -224,7 +224,7 @@ constexpr Line kLines[] = {
     {"sm_90", kNorm, "q4_0", 1, kAny, kAny, {8, 0, 1, 4, 1}},
     {"sm_90", kNorm, "q4_k", 1, kAny, kAny, {4, 1, 1, 2, 1}},
     {"sm_90", kNorm, "packed", 1, kAny, kAny, {2, 1, 1, 4, 1}},
-    {"sm_90", kAttention, "", 1, 64, kAny, {128, 4, 8, 256, 256, 16}},
+    {"sm_90", kAttention, "", 1, 64, kAny, {256, 8, 32, 512, 256, 16}}, // decision 072
     {"sm_90", kAttention, "", 1, 128, kAny, {128, 4, 32, 512, 256, 16}},
     {"sm_90", kAttention, "", 1, 256, kAny, {256, 8, 8, 512, 256, 16}}, // matrices of so many columns leave registers
     {"sm_90", kAttention, "", 1, kAny, kAny, {128, 4, 32, 512, 256, 16}},

@@ -18,7 +18,8 @@ namespace foundry {
 // query does not depend on the queries beside it nor on keys it cannot see. How many keys a split has, how many
 // simdgroups a threadgroup and how many lanes a key: core/tuning.h.
 FOUNDRY_CONST uint32_t attention_decode_max_queries = 16; // more queries than this go to the prefill kernel
-FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to here, to fill the GPU,
+FOUNDRY_CONST uint32_t attention_near = 4096;             // short splits up to here, to fill the GPU, the first twice
+                                                          // as long, which spares short contexts the merge;
 FOUNDRY_CONST uint32_t attention_middle = 16384;          // those of twice that up to here, and longer ones beyond
 FOUNDRY_CONST uint32_t attention_merge_simdgroups = 16;   // they take the splits in turn
 FOUNDRY_CONST uint32_t attention_made_columns = 256;      // of heads that it makes; wider ones don't fit into registers
@@ -38,7 +39,7 @@ struct AttentionArgs {
   uint32_t q_len, kv_len;
   uint32_t n_kv_heads, group; // group: query heads per KV head
   uint32_t splits;
-  uint32_t keys, far_keys; // per split, multiples of 32 * simdgroups: of the nearest and of the last keys
+  uint32_t keys, far_keys; // per split, multiples of 32 * simdgroups: of the near and of the last keys
   uint32_t causal;         // 0 or 1
   uint32_t window;         // 0: none
   float scale, softcap;
@@ -61,8 +62,8 @@ static_assert(sizeof(AttentionArgs) == 32 * 4 + sizeof(RopeKvArgs), "shared with
 inline uint32_t attention_splits(uint32_t length, uint32_t keys, uint32_t far_keys) {
   const uint32_t near = length < attention_near ? length : attention_near;
   const uint32_t middle = length < attention_middle ? length : attention_middle;
-  const uint32_t far_splits = (length - middle + far_keys - 1) / far_keys;
-  return (near + keys - 1) / keys + (middle - near + 2 * keys - 1) / (2 * keys) + far_splits;
+  const uint32_t far_splits = (length - middle + far_keys - 1) / far_keys, near_splits = (near + keys - 1) / keys;
+  return near_splits - (near_splits > 1) + (middle - near + 2 * keys - 1) / (2 * keys) + far_splits;
 }
 
 // Of one split: the largest score and the sum of exp(score - largest).

@@ -72,14 +72,14 @@ template <typename Mask> METAL_FUNC float apply_mask(float score, Mask bias) { r
 
 // The keys of a split.
 METAL_FUNC KeyRange split_keys(constant AttentionArgs& args, uint split) {
-  const uint middle_split = attention_near / args.keys;
+  const uint middle_split = attention_near / args.keys - 1;
   const uint far_split = middle_split + (attention_middle - attention_near) / (2 * args.keys);
-  const uint keys = split < middle_split ? args.keys : split < far_split ? 2 * args.keys : args.far_keys;
-  KeyRange range;
-  range.begin = split < middle_split ? 0 : split < far_split ? attention_near : attention_middle;
-  range.begin += int((split - (split < middle_split ? 0 : split < far_split ? middle_split : far_split)) * keys);
-  range.end = range.begin + int(keys);
-  return range;
+  const bool near = split < middle_split, middle = !near && split < far_split;
+  const uint begin = near     ? (split + (split > 0)) * args.keys
+                     : middle ? attention_near + (split - middle_split) * 2 * args.keys
+                              : attention_middle + (split - far_split) * args.far_keys;
+  const uint keys = near && split > 0 ? args.keys : near || middle ? 2 * args.keys : args.far_keys;
+  return {int(begin), int(begin + keys)};
 }
 
 // Splits that have keys. The grid may have more: it was made for a cache that is full.

@@ -78,7 +78,7 @@ def calls(kernel: Kernel, count: int) -> Iterator[dict[str, Any]]:
     for i in range(count):
         group = rng.choice([1, 1, 2, 3, 4, 7, 8, 16])
         queries = rng.choice([17, 24, 40] if kernel["prefill"] else [1, 1, 2, 4, 5, 8, 16])
-        kv_len = max(rng.choice([1, 16, 31, 33, 64, 100, 129, 257, 300]), rng.choice([0, queries]))
+        kv_len = max(rng.choice([1, 16, 31, 33, 64, 100, 129, 257, 513, 600]), rng.choice([0, queries]))
         yield {
             "seed": i,
             "batch": rng.choice([1, 2, 3]),

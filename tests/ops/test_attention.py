@@ -39,13 +39,14 @@ class Case(kit.Case):
     gain: float = 1.0  # of the queries: large ones make the scores as large as 1e4
 
 
-# Key lengths around tiles of 32 (16), rounds of 128 and splits of 256; query rows around 1, 2, 4, 8 and blocks of 32.
+# Key lengths around tiles of 32 (16), rounds of 128, splits of 512 and 256; query rows around 1, 2, 4, 8, blocks of 32.
 CASES = [
     (Case(), F32),
     (Case(), F16),
     (Case(), BF16),
     *((Case(kv_len=n, capacity=n), F32) for n in (1, 31, 32, 33, 128, 129, 256)),
     (Case(kv_len=257, capacity=300), F16),
+    *((Case(kv_len=n, capacity=800), F16) for n in (512, 513, 769)),
     (Case(kv_len=700, capacity=700, batch=2, start=(0, 600)), F16),
     (Case(queries=2, heads=3, kv_heads=3), F32),
     (Case(queries=5), F32),
@@ -56,7 +57,7 @@ CASES = [
     (Case(head_dim=96), F16),
     (Case(head_dim=256, heads=8, kv_heads=1), BF16),
     (Case(head_dim=512, heads=8, kv_heads=1), BF16),
-    (Case(head_dim=512, kv_len=300, capacity=300, batch=2, start=(0, 40)), F32),
+    (Case(head_dim=512, kv_len=600, capacity=600, batch=2, start=(0, 40)), F32),
     (Case(head_dim=272, queries=3), F16),
     (Case(head_dim=128), F16),
     (Case(head_dim=160), F32),
@@ -222,7 +223,7 @@ def test_rows_do_not_depend_on_the_number_of_queries() -> None:
 def test_a_group_reads_its_keys_once(group: int, head_dim: int, lanes: int, tmp_path: Path) -> None:
     """One threadgroup has all heads of a KV head and a split: the kernel gives the same where no other one works."""
     batch = 130 if head_dim > 128 else 43  # enough for any GPU
-    case = Case(batch=batch, heads=2 * group, kv_len=300, capacity=300, head_dim=head_dim)
+    case = Case(batch=batch, heads=2 * group, kv_len=600, capacity=600, head_dim=head_dim)
     given = inputs(case, F16)
     with kit.choice("attention", lanes=lanes):
         expected = ops.attention(**given)
@@ -291,6 +292,15 @@ def test_room_for_many_splits_changes_nothing(case: Case, dtype: torch.dtype) ->
     kit.assert_equal(many, few)
     joined = [launch.kernel.split("<")[0] for launch in graph.launches() if "merge" in launch.kernel]
     assert joined == ["attention_merge", "attention_merge_few"]
+
+
+def test_short_contexts_are_one_launch() -> None:
+    """The first split is as long as two (decision 072)."""
+    for capacity, launches in ((512, ["attention_decode"]), (513, ["attention_decode", "attention_merge_few"])):
+        given = inputs(Case(kv_len=capacity, capacity=capacity, heads=2, kv_heads=1, head_dim=32), F32)
+        with kit.choice("attention", format="f32", keys=256, lanes=8, simdgroups=4), capture() as graph:
+            ops.attention(**given)
+        assert [launch.kernel.split("<")[0] for launch in graph.launches()] == launches
 
 
 def test_splits_grow() -> None:

@@ -19,7 +19,7 @@ KERNEL = {
     "dtype": F32, "columns": (64, 64), "k": "own", "v": "own", "mask": "", "softcap": 0.0, "sinks": "", "lanes": 1,
 }  # fmt: skip
 CALL = {
-    "seed": 0, "batch": 2, "kv_heads": 2, "group": 2, "queries": 2, "kv_len": 300, "window": 0, "causal": True,
+    "seed": 0, "batch": 2, "kv_heads": 2, "group": 2, "queries": 2, "kv_len": 600, "window": 0, "causal": True,
     "padding": False, "ragged": False, "page": 16, "gain": 1.0, "broadcast": "",
 }  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_each_sequence_of_a_ragged_batch_is_alone() -> None:
 @pytest.mark.parametrize("queries", [1, 20])
 def test_sinks(queries: int) -> None:
     """A sink takes weight and gives nothing; one of minus infinity is none; a query that sees nothing gives zeros."""
-    for kv_len in (100, 700):  # one split, and several that are merged
+    for kv_len in (100, 700, 4700):  # one split, a few that are merged, and many
         agrees(sinks="own", dtype=F16, queries=queries, kv_len=kv_len)
         given = given_for(sinks="float", queries=queries, kv_len=kv_len)
         none = ops.attention(**{**given, "sinks": None})
@@ -136,14 +136,14 @@ def test_sinks(queries: int) -> None:
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=kit.dtype_id)
 def test_the_largest_numbers_stay_finite(queries: int, dtype: torch.dtype) -> None:
     """Scores of 1e11 and of -1e11, values at the end of f16: finite, and right."""
-    given = given_for(dtype=dtype, queries=queries, kv_len=300)
+    given = given_for(dtype=dtype, queries=queries, kv_len=600)
     large = 65504.0
     for name in ("q", "k_cache"):
         given[name] = given[name].sign() * large
     given["v_cache"] = torch.where(given["v_cache"].isnan(), torch.nan, large).to(dtype)
     got = ops.attention(**given)
     kit.assert_equal(got, torch.full_like(got, large))
-    given = given_for(dtype=dtype, queries=queries, kv_len=300)
+    given = given_for(dtype=dtype, queries=queries, kv_len=600)
     wide = {n: given[n] * (large / 8) for n in ("q", "k_cache")}
     op_checks.attention({**given, **wide, "scale": 1e4 / (large / 8) ** 2 / 8})  # scores of some 1e4
     assert bool(ops.attention(**{**given, **wide}).isfinite().all())
@@ -169,13 +169,13 @@ def test_the_least_number_in_a_mask_hides(queries: int, dtype: torch.dtype) -> N
 def test_pages_that_nobody_sees_are_not_looked_up() -> None:
     """Those behind the last key, and those that a window has left."""
     for queries, lanes, dtype in ((1, 1, F32), (1, 8, F32), (1, 32, F16), (20, 1, F32)):
-        given = given_for(dtype=dtype, queries=queries, window=70, kv_len=300)
+        given = given_for(dtype=dtype, queries=queries, window=70, kv_len=600)
         with kit.choice("attention", lanes=lanes):
             expected = ops.attention(**given)
             pages = grid.paged(given, 16, kit.generator())
-            first = (300 - queries + 1 - 70) // 16
+            first = (600 - queries + 1 - 70) // 16
             pages["block_table"][:, :first] = 1 << 26  # far outside of all memory
-            pages["block_table"][:, -(-300 // 16) :] = 1 << 26
+            pages["block_table"][:, -(-600 // 16) :] = 1 << 26
             kit.assert_equal(ops.attention(**pages), expected)
 
 
@@ -194,7 +194,7 @@ def test_more_than_8192_tokens(k: str, dtype: torch.dtype) -> None:
 
 
 def test_bad_inputs() -> None:
-    given = given_for()
+    given = given_for(kv_len=300)
     pages = grid.paged(given, 16, kit.generator())
 
     def refuse(message: str, **changed: Any) -> None:
