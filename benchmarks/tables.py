@@ -178,7 +178,7 @@ def models(rows: list[Row]) -> list[Cells]:
                     f"{speed['median']:.0f} ({speed['min']:.0f} to {speed['max']:.0f})",
                     f"{r['percent_of_bandwidth']:.0f}",
                     f"{r['speedup']:.2f}" if r["speedup"] else "",
-                    same if r["way"] != "HF eager" else "",
+                    same if not r["way"].startswith("HF eager") else "",
                     *_cells(r),
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -65,10 +66,11 @@ def _patched(network: Network, sync_every: int) -> Iterator[Network]:
 RANK = 50
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": RANK, "top_p": 0.9}
 BASELINE = "eager"
+KERNELS = " with flash-linear-attention" * (importlib.util.find_spec("fla") is not None)  # transformers uses what it finds
 WAYS = {
-    BASELINE: GenerationMode("HF eager", why_not=_needs_dense),
+    BASELINE: GenerationMode(f"HF eager{KERNELS}", why_not=_needs_dense),
     "compiled": GenerationMode(
-        "HF static cache + compile", options={"cache_implementation": "static"}, why_not=_needs_compiler
+        f"HF static cache + compile{KERNELS}", options={"cache_implementation": "static"}, why_not=_needs_compiler
     ),
     "patched": GenerationMode("patched", ready=torch_foundry.patched, ours=True),
     "patched-hf-loop": GenerationMode("patched, HF's loop", ready=functools.partial(_patched, sync_every=0), ours=True),
