@@ -66,7 +66,7 @@ def _patched(network: Network, sync_every: int) -> Iterator[Network]:
 RANK = 50
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": RANK, "top_p": 0.9}
 BASELINE = "eager"
-KERNELS = " with flash-linear-attention" * (importlib.util.find_spec("fla") is not None)  # transformers uses what it finds
+KERNELS = " with flash-linear-attention" if importlib.util.find_spec("fla") else ""  # transformers uses what it finds
 WAYS = {
     BASELINE: GenerationMode(f"HF eager{KERNELS}", why_not=_needs_dense),
     "compiled": GenerationMode(
