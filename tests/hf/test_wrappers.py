@@ -89,6 +89,7 @@ def _without_sync_every(generate: Any, *args: Any, sync_every: Any = None, **kwa
 
 SKIPPED = {
     "qwen3_5": {"prompt lookup"},  # stock code drafts no tokens for recurrent states
+    **{name: {"prompt lookup"} for name in ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")},
     "gemma3n": {"prompt lookup"},
     "gemma4": {"prompt lookup"},  # our own loop, none that may be an image's
     "muse_glimmer": {"prompt lookup"},
@@ -132,7 +133,7 @@ def test_texts_depend_on_images(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "minicpmv4_7"])
 def test_a_step_stands_behind_an_image_by_its_height_and_width(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer positions than tokens; and a step at the token's number, on purpose, gives another text."""
     inputs = prompt(name, [1], [3, 2])

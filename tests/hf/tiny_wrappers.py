@@ -29,6 +29,7 @@ from tests.hf.tiny_inputs import (
     Case,
     grid,
     nested,
+    packed,
     patches,
     shaped,
     sized,
@@ -56,6 +57,13 @@ class Tower(PreTrainedModel):
 transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
 
 
+QWEN3_5 = {
+    **{**DELTA, "model_type": "qwen3_5_text"},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
+}
+MINICPM_TOWER = {**TOWER, "insert_layer_id": 0}
+MINICPM = {"image_token_id": IMAGE, "video_token_id": VIDEO, "insert_layer_id": 0}
 WRAPPERS = {
     "gemma3": Case(
         "Gemma3Config",
@@ -149,11 +157,7 @@ WRAPPERS = {
     ),
     "qwen3_5": Case(
         "Qwen3_5Config",
-        {
-            **DELTA,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
-        },
+        QWEN3_5,
         {
             **QWEN_TOWER,
             "hidden_size": 32,
@@ -203,6 +207,9 @@ WRAPPERS = {
         {"image_token_id": IMAGE, "video_token_id": VIDEO, "out_hidden_size": 128, "projector_hidden_size": 48},
         grid,
     ),
+    "minicpm_ocr": Case("MiniCPMOcrConfig", QWEN3_5, MINICPM_TOWER, MINICPM, packed),
+    "minicpmv4_6": Case("MiniCPMV4_6Config", QWEN3_5, MINICPM_TOWER, MINICPM, packed),
+    "minicpmv4_7": Case("MiniCPMV4_7Config", QWEN3_5, MINICPM_TOWER, MINICPM, packed, "mm_token_type_ids"),
     "idefics3": Case(
         "Idefics3Config",
         {"model_type": "llama"},

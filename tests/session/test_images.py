@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.tier("models", quick
 OPTIONS: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
 # or with states
 WINDOWED = {"gemma3", "gemma3n", "gemma4", "gemma4_unified", "llava_next", "llava_next_video", "lfm2_vl", "lfm3_vl"}
-WINDOWED |= {"muse_glimmer", "qwen3_5"}
+WINDOWED |= {"minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "muse_glimmer", "qwen3_5"}
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def test_turns(name: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [([3],), ([1], [3])], ids=["one row", "two"])
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "minicpmv4_7"])
 def test_a_text_does_not_stand_behind_an_image_of_another_conversation(name: str, rows: tuple[list[int], ...]) -> None:
     """Stock code keeps by how much in the model, whatever cache it is given next."""
     model = patch(copy.deepcopy(shared(name)))

@@ -127,10 +127,11 @@ def _end(tokens: Tensor, given: Mapping[str, Any], config: Any, replaced: Iterab
 
 
 def _positions(wrapper: Any, inputs: Mapping[str, Any], mrope: bool) -> Tensor:
-    """Of each token [1, L]; with `mrope` [4, 1, L], by its number, and by time, height and width."""
+    """Of each token [1, L]; with `mrope` [4, 1, L], by its number, and by time, height and width, unless the wrapper
+    knows no others than numbers."""
     ids = inputs["input_ids"]
     numbers = torch.arange(ids.shape[1], device=ids.device)[None]
-    if not mrope:
+    if not mrope or not hasattr(wrapper, "get_rope_index"):
         return numbers
     if "mm_token_type_ids" not in inputs:
         raise ValueError("prompt: expected mm_token_type_ids, which say where images are")
