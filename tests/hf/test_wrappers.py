@@ -16,7 +16,7 @@ import torch_foundry
 from tests.hf.tiny_cases import VOCAB
 from tests.hf.tiny_inputs import IMAGE, OWN, SOUNDS, VIDEO
 from tests.hf.tiny_models import DEVICE, classes
-from tests.hf.tiny_wrappers import WRAPPERS, build, prompt, shared
+from tests.hf.tiny_wrappers import BY_HEIGHT_AND_WIDTH, WRAPPERS, build, prompt, shared
 from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.hf.api import patch, report
 from torch_foundry.models.rope import Rotary
@@ -133,7 +133,7 @@ def test_texts_depend_on_images(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "minicpmv4_7"])
+@pytest.mark.parametrize("name", BY_HEIGHT_AND_WIDTH)
 def test_a_step_stands_behind_an_image_by_its_height_and_width(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer positions than tokens; and a step at the token's number, on purpose, gives another text."""
     inputs = prompt(name, [1], [3, 2])
@@ -187,7 +187,8 @@ def test_patching_changes_nothing_that_is_stored(name: str) -> None:
     towers = dict.fromkeys(("smolvlm", "idefics3"), "vision_model")
     towers |= {"gemma4_unified": "embed_vision", "lighton_ocr": "vision_encoder"}
     towers |= {each: "encoder" if "granite" in each else "audio_tower" for each in SOUNDS}
-    seen, tower = report(model), towers.get(name, "visual" if name.startswith("qwen") else "vision_tower")
+    usual = "visual" if name.startswith(("glm4", "glm_", "paddle", "qwen")) else "vision_tower"
+    seen, tower = report(model), towers.get(name, usual)
     assert any(key.startswith(f"model.{tower}") for key in seen.not_replaced), "the tower's layers are stock, and named"
     assert all("is not a known" in why for why in seen.not_replaced.values())
     decoder = WRAPPERS[name].text.get("model_type", name).removesuffix("_text")

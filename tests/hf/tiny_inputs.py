@@ -82,6 +82,12 @@ def grid(images: list[int]) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(sizes, device=DEVICE)}
 
 
+def apart(images: list[int]) -> dict[str, torch.Tensor]:
+    """The first half in time of those, a patch's channels by themselves."""
+    given = grid(images)
+    return {**given, "pixel_values": given["pixel_values"].unflatten(-1, (3, 2, 4, 4))[:, :, 0]}
+
+
 def nested(images: list[int]) -> dict[str, torch.Tensor]:
     """Images of 16 by 16 pixels, one a row."""
     return {"pixel_values": _pixels(images, 1, 3, 16, 16)}

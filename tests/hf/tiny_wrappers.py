@@ -27,6 +27,7 @@ from tests.hf.tiny_inputs import (
     TOWER,
     VIDEO,
     Case,
+    apart,
     grid,
     nested,
     packed,
@@ -61,6 +62,14 @@ QWEN3_5 = {
     **{**DELTA, "model_type": "qwen3_5_text"},
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
+}
+GLM = {"rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}}
+GLM_TOWER = {
+    **{**QWEN_TOWER, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 128, "image_size": 16},
+}
+GLM_IDS = {
+    **{"image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": 3, "image_end_token_id": 4},
+    **{"video_start_token_id": 3, "video_end_token_id": 4},
 }
 MINICPM_TOWER = {**TOWER, "insert_layer_id": 0}
 MINICPM = {"image_token_id": IMAGE, "video_token_id": VIDEO, "insert_layer_id": 0}
@@ -169,6 +178,17 @@ WRAPPERS = {
         grid,
         "mm_token_type_ids",
     ),
+    "glm4v": Case("Glm4vConfig", GLM, GLM_TOWER, GLM_IDS, grid, "mm_token_type_ids"),
+    "glm46v": Case(
+        "Glm46VConfig",
+        {**GLM, "model_type": "glm4v_text"},
+        {"model_type": "glm4v_vision", **GLM_TOWER},
+        GLM_IDS,
+        grid,
+        "mm_token_type_ids",
+    ),
+    "glm_ocr": Case("GlmOcrConfig", GLM, GLM_TOWER, GLM_IDS, grid, "mm_token_type_ids"),
+    "paddleocr_vl": Case("PaddleOCRVLConfig", MROPE, TOWER, QWEN_IDS, apart, "mm_token_type_ids"),
     "llava": Case(
         "LlavaConfig",
         {"model_type": "llama"},
@@ -284,6 +304,9 @@ WRAPPERS = {
     ),
     **SOUNDS,
 }
+
+# whose images have fewer positions than tokens
+BY_HEIGHT_AND_WIDTH = ("glm4v", "minicpmv4_7", "paddleocr_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 def build(name: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:

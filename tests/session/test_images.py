@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.hf.tiny_models import ids
-from tests.hf.tiny_wrappers import WRAPPERS, first_embedded, prompt, shared
+from tests.hf.tiny_wrappers import BY_HEIGHT_AND_WIDTH, WRAPPERS, first_embedded, prompt, shared
 from torch_foundry import LoadError, Session
 from torch_foundry.engine.images import TYPES
 from torch_foundry.hf.api import patch
@@ -77,7 +77,7 @@ def test_turns(name: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [([3],), ([1], [3])], ids=["one row", "two"])
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "minicpmv4_7"])
+@pytest.mark.parametrize("name", BY_HEIGHT_AND_WIDTH)
 def test_a_text_does_not_stand_behind_an_image_of_another_conversation(name: str, rows: tuple[list[int], ...]) -> None:
     """Stock code keeps by how much in the model, whatever cache it is given next."""
     model = patch(copy.deepcopy(shared(name)))

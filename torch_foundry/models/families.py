@@ -73,7 +73,7 @@ def register(family: Family) -> None:
         if not family.experts.beside:
             BLOCKS[family.key(family.experts.block)] = family.experts
     if family.tables or family.scaled_queries or family.multipliers:
-        ROTARIES[family.key("RotaryEmbedding")] = family
+        ROTARIES[family.key(family.decoder.suffix.removesuffix("Model") + "RotaryEmbedding")] = family
     if family.decoder.positions:
         POSITIONS.add(family.key("LearnedPositionalEmbedding"))
     if family.embedding_class:
@@ -100,6 +100,14 @@ GEMMA4: dict[str, Any] = {
     "decoder": Decoder(suffix="TextModel", output=SharedKeysOutput),
     "head": Head(softcap="final_logit_softcapping"),
 }
+GLM4V: dict[str, Any] = {
+    "layer": "TextDecoderLayer",
+    "norms": GLM4,
+    "interleaved": True,
+    "tables": "pairs",
+    "decoder": MROPE,
+    "head": None,
+}
 FALCON_H1: dict[str, Any] = {
     "norms": BAMBA,
     "ffn": "feed_forward",
@@ -117,6 +125,7 @@ for _family in (
     Family("qwen2_vl", prefix="Qwen2VL", window="attention", decoder=MROPE, head=None),
     Family("qwen2_5_vl", prefix="Qwen2_5_VL", window="attention", decoder=MROPE, head=None),
     Family("qwen3_vl", prefix="Qwen3VLText", qk_norm="head", decoder=Decoder(mrope=True), head=None),
+    Family("paddleocr_vl", prefix="PaddleOCR", decoder=MROPE, head=None),
     Family("mistral", window="config"),
     Family("phi3", window="config", inert=frozenset({"resid_attn_dropout", "resid_mlp_dropout"})),
     Family("gemma", norm_kind="gemma", embedding_class=SCALED),
@@ -176,6 +185,8 @@ for _family in (
     Family("helium", norm_kind="olmo", interleaved=True),
     Family("glm", interleaved=True),
     Family("glm4", norms=GLM4, interleaved=True),
+    Family("glm4v", **GLM4V),
+    Family("glm_ocr", **GLM4V),
     Family("youtu", mixer=LATENT),
     Family("emu3", inert=frozenset({"dropout"}), decoder=Decoder(suffix="TextModel")),
     # hybrids: most layers have something in place of attention, as a gated delta rule (`gated_delta.py`)
@@ -221,6 +232,9 @@ for _wrapper in (
     ),
     Wrapper("gemma4", replaced=REPLACED, softcap="final_logit_softcapping"),
     Wrapper("gemma4_unified", replaced=REPLACED, softcap="final_logit_softcapping"),
+    Wrapper("glm46v", prefix="Glm46V"),
+    Wrapper("glm4v"),
+    Wrapper("glm_ocr"),
     Wrapper("idefics3", decoder="text_model"),
     Wrapper("internvl", prefix="InternVL"),
     Wrapper("lfm2_vl"),
@@ -235,6 +249,7 @@ for _wrapper in (
     Wrapper("minicpmv4_7", prefix="MiniCPMV4_7"),
     Wrapper("mistral3"),
     Wrapper("muse_glimmer", replaced=REPLACED[:2], factor="output_multiplier", softcap="final_logit_softcapping"),
+    Wrapper("paddleocr_vl", prefix="PaddleOCRVL"),
     Wrapper("qwen2_vl", prefix="Qwen2VL"),
     Wrapper("qwen2_5_vl", prefix="Qwen2_5_VL"),
     Wrapper("qwen3_5", prefix="Qwen3_5"),
