@@ -30,7 +30,7 @@ from torch_foundry.chat.commands import Commands
 from torch_foundry.chat.conversation import Conversation
 from torch_foundry.chat.widgets import Prompt
 from torch_foundry.demo_model import demo_model_path
-from torch_foundry.text.images import MAX_BYTES
+from torch_foundry.text.media import MAX_BYTES
 
 RED, BLUE = picture_file((250, 20, 20)), picture_file((20, 20, 250), (40, 16), "JPEG")
 Make = Callable[..., Conversation]

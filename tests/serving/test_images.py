@@ -168,7 +168,7 @@ def test_limits_and_other_places(raw: httpx.Client, serve: Serve) -> None:
 
     assert ask(raw, "user", image, image, image) == "messages: expected at most 2 images, got 3"
     assert "expected a part of the type text, got 'image_url'" in ask(raw, "assistant", image)
-    assert "expected a part of the type text or image_url" in ask(raw, "user", {"type": "input_audio"})
+    assert "expected a part of the type text or image_url or input_audio" in ask(raw, "user", {"type": "file"})
     mark = {"type": "text", "text": "<image>"}  # of nothing that is shown
     assert "the model's processor can't read the images" in ask(raw, "user", image, mark, mark)
     with serve() as blind:

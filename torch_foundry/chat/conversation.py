@@ -17,7 +17,7 @@ from torch_foundry.core import devices, runtime
 from torch_foundry.hf.api import report
 from torch_foundry.io.session import Session
 from torch_foundry.serving.parsing import AnswerParser, Piece
-from torch_foundry.text.images import in_parts, inputs_of, shown_in
+from torch_foundry.text.media import in_parts, inputs_of, shown_in
 
 # For models that were not trained to chat: they are shown the transcript of one, and stopped where they go on with it.
 TRANSCRIPT = (
@@ -154,7 +154,7 @@ class Conversation:
         """`input_ids` [1, n], and what the model's processor makes of images."""
         render, told = self.session.tokenizer.apply_chat_template, {"add_generation_prompt": True}
         told |= self.session.template
-        if any(shown_in(messages)):
+        if shown_in(messages):
             self.pictures.check(self.name)
             images = self.pictures.of(messages)
             return inputs_of(self.pictures.processor, render(in_parts(messages), tokenize=False, **told), images)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlparse
 
 from torch_foundry.core.load_errors import LoadError
 from torch_foundry.io.files import File
-from torch_foundry.text.images import FORMATS, MAX_BYTES, pixels, shown_in
+from torch_foundry.text.media import FORMATS, MAX_BYTES, pixels, shown_in
 
 SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torch_foundry.cli.loading import UserError, add_model_options, check_format, check_text, load, name_of
-from torch_foundry.cli.seeing import add_tower_option, load_with_processor, why_blind
+from torch_foundry.cli.multimodal import add_tower_option, load_with_processor, why_blind
 from torch_foundry.core.errors import first_line
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_foundry.cli.loading import DTYPES, UserError, check_format, find_model
-from torch_foundry.cli.seeing import PROCESSORS, why_blind
+from torch_foundry.cli.multimodal import PROCESSORS, why_blind
 from torch_foundry.core.errors import first_line
 
 KEPT = (*PROCESSORS, "video_preprocessor_config.json")  # of a folder that becomes one

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_foundry.cli.loading import UserError, add_model_options, check_format, load, name_of
-from torch_foundry.cli.seeing import add_tower_option, load_with_processor
+from torch_foundry.cli.multimodal import add_tower_option, load_with_processor
 from torch_foundry.core.errors import first_line
 from torch_foundry.core.load_errors import LoadError
 
@@ -29,7 +29,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--requests", type=int, default=32, metavar="N", help="answered at a time (default: 32)")
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="that may wait (default: 256)")
     shown = "images that a request may show; the model is loaded with what sees them (default: it is shown none)"
-    parser.add_argument("--images", type=int, metavar="N", dest="max_images", help=shown)
+    parser.add_argument("--images", type=int, default=0, metavar="N", dest="max_images", help=shown)
+    heard = "sounds that a request may have; the model is loaded with what hears them (default: it hears none)"
+    parser.add_argument("--sounds", type=int, default=0, metavar="N", dest="max_sounds", help=heard)
     add_tower_option(parser)
     budget = "of a step, prompts' and answers' together (default: what suits the device)"
     parser.add_argument("--budget", type=int, metavar="TOKENS", help=budget)
@@ -71,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(str(error)) from error
     processor = None
-    if args.max_images is None:
-        model, tokenizer = load(args)
+    if args.max_images or args.max_sounds:
+        wanted = {"images": bool(args.max_images), "sounds": bool(args.max_sounds)}
+        model, tokenizer, processor = load_with_processor(args, **wanted)
     else:
-        model, tokenizer, processor = load_with_processor(args)
+        model, tokenizer = load(args)
     import torch_foundry
     from torch_foundry.engine.warm_up import warm_up
 

@@ -13,7 +13,7 @@ from torch_foundry.engine import TokenLogprobs
 from torch_foundry.serving.completions import LEAST, CompletionOptions, finish_reason, usage_of
 from torch_foundry.serving.errors import ApiError
 from torch_foundry.serving.ids import new_id
-from torch_foundry.serving.images import parts_of
+from torch_foundry.serving.media import parts_of
 from torch_foundry.serving.parsing import Piece
 from torch_foundry.serving.protocol import (
     Body,
@@ -34,8 +34,8 @@ router = APIRouter()
 
 
 class Message(Body):
-    """A message of a conversation. Content is a text, or parts of the type "text"; a user's may be of the type
-    "image_url" too, with a data URL."""
+    """A message of a conversation. Content is a text, or parts of the type "text"; a user's may be of the types
+    "image_url", with a data URL, and "input_audio", with base64 and its format, too."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None

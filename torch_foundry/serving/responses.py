@@ -13,7 +13,7 @@ from torch_foundry.serving.completions import Unused
 from torch_foundry.serving.engine_thread import Update
 from torch_foundry.serving.errors import ApiError
 from torch_foundry.serving.ids import new_id
-from torch_foundry.serving.images import parts_of
+from torch_foundry.serving.media import parts_of
 from torch_foundry.serving.metrics import Exchange
 from torch_foundry.serving.parsing import Block, Blocks
 from torch_foundry.serving.protocol import (

@@ -16,12 +16,12 @@ from torch_foundry.engine import Engine, SamplingParams
 from torch_foundry.serving.engine_thread import EngineThread, Request, Update
 from torch_foundry.serving.errors import ApiError, api_error, log_fault
 from torch_foundry.serving.grammar import Grammars
-from torch_foundry.serving.images import pixels_of
 from torch_foundry.serving.mailbox import Mailbox, News
+from torch_foundry.serving.media import pixels_of, samples_of
 from torch_foundry.serving.metrics import Exchange, Metrics
 from torch_foundry.serving.parsing import AnswerParser, Piece, own_template
 from torch_foundry.serving.tool_calls import NO_TOOLS, ToolUse, call_grammar
-from torch_foundry.text.images import MAX_BYTES, MAX_PIXELS, in_parts, inputs_of, shown_in
+from torch_foundry.text.media import MAX_BYTES, MAX_PIXELS, MAX_SECONDS, hears, in_parts, inputs_of, sees, shown_in
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class ServerConfig:
     max_body: bytes of a request. max_prompt, max_tokens: tokens of a prompt, and of each answer; None: what the model
         and its cache have room for. max_choices: answers to one prompt (n).
     concurrent, per_key: requests at a time, in all and of one key; more are refused with 429.
-    max_images: that a request may show, of at most `max_pixels` pixels each.
+    max_images: that a request may show, of at most `max_pixels` pixels each. max_sounds: that it may have, of at most
+        `max_seconds` each. 0: none.
     timeout: seconds for an answer; body_timeout: for the body of a request to come, and for a client to take a part of
         the answer. drain: what running answers get when the server is stopped.
     origins: of web pages that may call the server (CORS).
@@ -46,6 +47,8 @@ class ServerConfig:
     max_choices: int = 8
     max_images: int = 4
     max_pixels: int = MAX_PIXELS
+    max_sounds: int = 0
+    max_seconds: float = MAX_SECONDS
     concurrent: int = 256
     per_key: int | None = None
     timeout: float = 600.0
@@ -55,7 +58,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, int | float) and not value > 0:  # NaN too
+            none = value == 0 and name in ("max_images", "max_sounds")
+            if isinstance(value, int | float) and not (value > 0 or none):  # NaN too
                 raise ValueError(f"{name}: expected a positive number, got {value}")
         if not self.names or not all(self.names):
             raise ValueError("names: expected the name of the model")
@@ -74,7 +78,7 @@ class Part:
 class Prompt:
     """Tokens of a prompt; of a conversation, its text and the tools that it speaks of.
 
-    inputs: with images, what the model's processor has made of all of it.
+    inputs: with images or sounds, what the model's processor has made of all of it.
     """
 
     ids: list[int]
@@ -86,12 +90,15 @@ class Prompt:
 class Service:
     """A model that answers. Its methods are for the event loop's thread.
 
-    processor: of a model that is shown images, with the engine's tokenizer; None: it is shown none.
+    processor: of a model that is shown images or hears sounds, with the engine's tokenizer; None: it does neither.
+    ValueError: the engine has no tokenizer, or sounds are allowed but not understood by the processor.
     """
 
     def __init__(self, engine: Engine, config: ServerConfig, processor: Any = None) -> None:
         if engine.tokenizer is None:
             raise ValueError("engine: a server needs one with a tokenizer")
+        if config.max_sounds and not hears(processor):
+            raise ValueError(f"max_sounds: expected a processor that takes sounds, got {type(processor).__name__}")
         self.engine, self.config, self.tokenizer = engine, config, engine.tokenizer
         self.processor = processor
         self.metrics = Metrics(engine)
@@ -122,32 +129,40 @@ class Service:
     async def chat(self, messages: list[dict[str, Any]], use: ToolUse, variables: dict[str, Any]) -> Prompt:
         """The prompt of a conversation, by the tokenizer's chat template. variables: what else the template reads.
 
-        ApiError: it can't be made, or shows images that this server doesn't take.
+        ApiError: it can't be made, or has images or sounds that this server doesn't take.
         """
         if not self.tokenizer.chat_template:
             raise ApiError(400, "messages: this model has no chat template; /v1/completions takes texts", "messages")
-        shown = list(shown_in(messages))
-        if shown and self.processor is None:
-            raise ApiError(400, f"{shown[0]['field']}: this server's model is shown no images", shown[0]["field"])
-        if len(shown) > self.config.max_images:
-            raise ApiError(
-                400, f"messages: expected at most {self.config.max_images} images, got {len(shown)}", "messages"
-            )
+        shown = self._taken(messages, "image", self.config.max_images if sees(self.processor) else 0)
+        heard = self._taken(messages, "audio", self.config.max_sounds)
 
         def render() -> Prompt:
             images = [pixels_of(part, self.config.max_pixels) for part in shown]
+            sounds = [samples_of(part, self.processor, self.config.max_seconds) for part in heard]
             told = {"tools": list(use.tools) or None, "add_generation_prompt": True, "tokenize": False, **variables}
             text = self.tokenizer.apply_chat_template(
                 messages if self.processor is None else in_parts(messages), **told
             )
-            return self._shown(text, images, use) if images else replace(self._plain(text), text=text, use=use)
+            if images or sounds:
+                return self._shown(text, images, sounds, use)
+            return replace(self._plain(text), text=text, use=use)
 
         return await self._encoded(render, "messages: the chat template failed")
 
-    def _shown(self, text: str, images: list[Any], use: ToolUse) -> Prompt:
-        """The prompt of a conversation with images."""
+    def _taken(self, messages: list[dict[str, Any]], kind: str, most: int) -> list[dict[str, Any]]:
+        """The parts of a kind, "image" or "audio". ApiError: more than `most`."""
+        parts = shown_in(messages, kind)
+        verb, what = ("is shown", "images") if kind == "image" else ("hears", "sounds")
+        if parts and not most:
+            raise ApiError(400, f"{parts[0]['field']}: this server's model {verb} no {what}", parts[0]["field"])
+        if len(parts) > most:
+            raise ApiError(400, f"messages: expected at most {most} {what}, got {len(parts)}", "messages")
+        return parts
+
+    def _shown(self, text: str, images: list[Any], sounds: list[Any], use: ToolUse) -> Prompt:
+        """The prompt of a conversation with images or sounds."""
         try:
-            inputs = inputs_of(self.processor, text, images)
+            inputs = inputs_of(self.processor, text, images, sounds)
         except ValueError as fault:
             raise ApiError(400, f"messages: {fault}", "messages") from fault
         return Prompt(inputs["input_ids"][0].tolist(), text, use, inputs)

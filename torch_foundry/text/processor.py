@@ -9,12 +9,12 @@ from jinja2 import TemplateError
 
 from torch_foundry.core.load_errors import LoadError
 
-from .images import in_parts
+from .media import in_parts
 
 # What transformers renders in place of the template: the text that has been rendered already.
 _PASS_ON = "{{ messages[-1]['content'][0]['text'] }}"
 _OPTIONS = ("return_tensors", "return_dict", "processor_kwargs")
-# Before a template that knows no images: contents become texts.
+# Before a template that knows no images, or no sounds: contents become texts.
 _TEXTS = """\
 {%- set texts = namespace(messages=[]) -%}\
 {%- for message in messages -%}\
@@ -22,7 +22,7 @@ _TEXTS = """\
 {%- if message.content and message.content is not string -%}\
 {%- set text.content = '' -%}\
 {%- for part in message.content -%}\
-{%- set text.content = text.content + (IMAGE if part.type == 'image' else part.text) -%}\
+{%- set text.content = text.content + (TOKEN if part.type == KIND else part.text) -%}\
 {%- endfor -%}\
 {%- endif -%}\
 {%- set texts.messages = texts.messages + [dict(message, content=text.content)] -%}\
@@ -38,22 +38,22 @@ def seeing(kind: type, tokenizer: Any, **parts: Any) -> Any:
     return _seeing(kind)(tokenizer=tokenizer, chat_template=tokenizer.chat_template, **parts)
 
 
-def showing(tokenizer: Any, image: str) -> Any:
-    """The template of a tokenizer of `guard`, which writes `image` for one: behind what makes texts of the messages, if
-    that helps, and it doesn't by itself."""
+def showing(tokenizer: Any, token: str, kind: str = "image") -> Any:
+    """The template of a tokenizer of `guard`, which writes `token` for an image, or a part of another `kind`: behind
+    what makes texts of the messages, if that helps, and it doesn't by itself."""
     template = tokenizer.chat_template
     if not isinstance(template, str):
         return template
-    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
+    asked = [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": "What?"}]}]
 
     def shows(template: str) -> bool:
         try:
             text = tokenizer.apply_chat_template(asked, chat_template=template, tokenize=False)
         except (LoadError, TemplateError):  # it takes texts alone
             return False
-        return image.strip() in text and "What?" in text
+        return token.strip() in text and "What?" in text
 
-    of_texts = _TEXTS.replace("IMAGE", repr(image)) + template
+    of_texts = _TEXTS.replace("TOKEN", repr(token)).replace("KIND", repr(kind)) + template
     return of_texts if not shows(template) and shows(of_texts) else template
 
 

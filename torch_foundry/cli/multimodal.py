@@ -1,4 +1,4 @@
-"""Loading a model that is shown images, with what sees them and its processor."""
+"""Loading a model that is shown images or hears sounds, with what sees or hears them and its processor."""
 
 from __future__ import annotations
 
@@ -75,10 +75,12 @@ def _of_mlx(path: Path, config: dict[str, Any]) -> tuple[bool, bool]:
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
 
 
-def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The same of a model that is shown images, whole, and its processor: what is packed, or mlx wrote, by our loader,
-    other folders by transformers."""
+def load_with_processor(args: argparse.Namespace, *, images: bool = True, sounds: bool = False) -> tuple[Any, Any, Any]:
+    """The same of a model that is shown images or hears sounds, whole, and its processor: what is packed, or mlx wrote,
+    by our loader, other folders by transformers. UserError: it doesn't take what is wanted, or can't be loaded."""
     path = find_model(args.model) if args.model else None
+    if sounds and (path is None or (path.exists() and _is_gguf(path))):
+        raise UserError("--sounds: expected the folder of a model that hears sounds")
     if path is None:
         raise UserError("--images: expected the folder of a model that is shown images, or its GGUF file")
     if not (path.exists() and _is_gguf(path)):
@@ -89,7 +91,9 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     from torch_foundry.core import devices
     from torch_foundry.io.load import load as load_model
-    from torch_foundry.text import adopt
+    from torch_foundry.io.parameters import class_name
+    from torch_foundry.text import adopt, showing
+    from torch_foundry.text.media import hears, sees
 
     device = find_device(args.device)
     args.device = str(device)
@@ -106,16 +110,23 @@ def load_with_processor(args: argparse.Namespace) -> tuple[Any, Any, Any]:
             return model, processor.tokenizer, processor
         processor = transformers.AutoProcessor.from_pretrained(path)
         tokenizer = getattr(processor, "tokenizer", None)
-        if tokenizer is None or getattr(processor, "image_processor", None) is None:
+        if tokenizer is None or (images and not sees(processor)):
             raise ValueError("it has no processor of images")
+        if sounds and not hears(processor):
+            raise ValueError(f"expected a processor that takes sounds, got {type(processor).__name__}")
         if not tokenizer.chat_template:
             tokenizer.chat_template = processor.chat_template
         processor.tokenizer = adopt(tokenizer, path)
+        if sounds and (token := getattr(processor, "audio_token", None)):
+            processor.tokenizer.chat_template = showing(processor.tokenizer, token, "audio")
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         if config.get("quantization_config") or _of_mlx(path, config)[0]:
             model, _ = load_model(path, device=device, dtype=options["dtype"], patch=False, images=True)
         else:
-            model = transformers.AutoModelForImageTextToText.from_pretrained(path, **options).to(device).eval()
+            kind = class_name(config["model_type"], images=True)
+            if kind is None:
+                raise ValueError(f"expected a model that is shown images or hears sounds, got {config['model_type']}")
+            model = getattr(transformers, kind).from_pretrained(path, **options).to(device).eval()
     except Exception as error:
         raise UserError(f"{path}: cannot load the model: {first_line(error)}") from error
     return model, processor.tokenizer, processor
