@@ -16,12 +16,16 @@ from transformers import (
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
     Qwen2AudioProcessor,
+    Qwen3ASRConfig,
+    Qwen3ASRFeatureExtractor,
+    Qwen3ASRForConditionalGeneration,
+    Qwen3ASRProcessor,
     WhisperFeatureExtractor,
 )
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-from tests.hf.tiny_inputs import LAST_FULL, SCALE, TEXT, TOWER, WHISPER
+from tests.hf.tiny_inputs import LAST_FULL, SCALE, SOUNDS, TEXT, TOWER, WHISPER
 from torch_foundry.hf.api import patch
 from torch_foundry.text import seeing
 
@@ -57,6 +61,24 @@ def model_and_processor(tokenizer: Any) -> tuple[Any, Any]:
         audio_token_id=processor.audio_token_id,
     )
     return _made(Qwen2AudioForConditionalGeneration, config), processor
+
+
+def transcribing(tokenizer: Any) -> tuple[Any, Any]:
+    """Those of a model for transcripts alone, whose processor has a request of its own for one."""
+    tokenizer = copy.deepcopy(tokenizer)
+    marks = {"audio_token": "<|audio|>", "audio_bos_token": "<|bos|>", "audio_eos_token": "<|eos|>"}
+    tokenizer.add_special_tokens({"additional_special_tokens": [*marks.values()]})
+    for name, mark in marks.items():
+        setattr(tokenizer, name, mark)
+    template = TEMPLATE.replace("<|AUDIO|>", "<|audio|>").removesuffix("[assistant]")
+    tokenizer.chat_template = template
+    features = Qwen3ASRFeatureExtractor(feature_size=WHISPER["num_mel_bins"])
+    processor = Qwen3ASRProcessor(features, tokenizer, chat_template=template)
+    case = SOUNDS["qwen3_asr"]
+    words = {"model_type": "qwen3", "vocab_size": len(tokenizer)}
+    options = case.options | {"audio_token_id": processor.audio_token_id}
+    config = Qwen3ASRConfig(text_config={**TEXT, **words}, audio_config=case.tower, **options)
+    return _made(Qwen3ASRForConditionalGeneration, config), processor
 
 
 def seeing_and_hearing(tokenizer: Any) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from torch_foundry import __version__
-from torch_foundry.serving import chat_completions, completions, messages, responses
+from torch_foundry.serving import chat_completions, completions, messages, responses, transcriptions
 from torch_foundry.serving.errors import ApiError
 from torch_foundry.serving.gate import Gate
 from torch_foundry.serving.page import HEADERS, page
@@ -33,7 +33,7 @@ UNION = (
     "list[dict[str,any]]",
     "literal['none','auto','required']",
 )  # no fields: pydantic's alternatives
-PROTOCOLS = (chat_completions.router, completions.router, responses.router, messages.router)
+PROTOCOLS = (chat_completions.router, completions.router, responses.router, messages.router, transcriptions.router)
 
 
 def application(service: Service) -> ASGIApp:

@@ -23,6 +23,7 @@ HOST = re.compile(r":\d+$")  # a port
 ID = re.compile(r"[\w.-]{1,64}")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPEN = ("/health",)  # asked by supervisors, which have no key
+FORMS = ("/v1/audio/transcriptions",)  # whose bodies have files
 
 
 class Gate:
@@ -131,10 +132,19 @@ class Gate:
                         break
         except TimeoutError:
             raise ApiError(408, f"body: not here within {config.body_timeout} seconds") from None
-        kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if size and kind != b"application/json":  # which no form of another page can send unasked
-            raise ApiError(415, f"content-type: expected application/json, got {kind.decode('latin-1')!r:.60}")
+        if size:
+            self._check_kind(scope["path"], dict(scope["headers"]))
         return b"".join(parts)
+
+    def _check_kind(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """ApiError for a body that is none of this path's, or that a form of another page can have sent unasked."""
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+        wanted = "multipart/form-data" if path in FORMS else "application/json"
+        if kind != wanted:
+            raise ApiError(415, f"content-type: expected {wanted}, got {kind!r:.60}")
+        origin, allowed = headers.get(b"origin", b"").decode("latin-1"), self.service.config.origins
+        if path in FORMS and origin and origin not in allowed and "*" not in allowed:  # JSON is not sent unasked
+            raise ApiError(403, f"origin: expected one that the server allows, got {origin!r:.60}")
 
     def _note(self, scope: Scope, exchange: Exchange, status: int) -> None:
         seconds = time.perf_counter() - exchange.began

@@ -82,8 +82,13 @@ def pixels_of(part: dict[str, Any], most: int) -> Any:
 def samples_of(part: dict[str, Any], processor: Any, longest: float) -> Any:
     """The sound of a part as a processor that hears takes it: float32 [n], one channel. ApiError: it is none, or lasts
     longer than `longest` seconds, or than the processor takes in; it is not decoded then."""
+    return _decoded(part, lambda data: heard(data, part["format"], processor, longest))
+
+
+def heard(data: bytes, format: str, processor: Any, longest: float) -> Any:
+    """That of a file. ValueError: as there."""
     rate, whole = heard_by(processor)
-    return _decoded(part, lambda data: samples(data, part["format"], rate, min(longest, whole)))
+    return samples(data, format, rate, min(longest, whole))
 
 
 def _decoded(part: dict[str, Any], decode: Callable[[bytes], Any]) -> Any:

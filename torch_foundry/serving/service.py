@@ -144,10 +144,10 @@ class Service:
                 messages if self.processor is None else in_parts(messages), **told
             )
             if images or sounds:
-                return self._shown(text, images, sounds, use)
+                return self.shown(text, images, sounds, use)
             return replace(self._plain(text), text=text, use=use)
 
-        return await self._encoded(render, "messages: the chat template failed")
+        return await self.encoded(render, "messages: the chat template failed")
 
     def _taken(self, messages: list[dict[str, Any]], kind: str, most: int) -> list[dict[str, Any]]:
         """The parts of a kind, "image" or "audio". ApiError: more than `most`."""
@@ -159,28 +159,29 @@ class Service:
             raise ApiError(400, f"messages: expected at most {most} {what}, got {len(parts)}", "messages")
         return parts
 
-    def _shown(self, text: str, images: list[Any], sounds: list[Any], use: ToolUse) -> Prompt:
-        """The prompt of a conversation with images or sounds."""
+    def shown(self, text: str, images: list[Any], sounds: list[Any], use: ToolUse, field: str = "messages") -> Prompt:
+        """The prompt of a rendered conversation with images or sounds, of the request's `field`."""
         try:
             inputs = inputs_of(self.processor, text, images, sounds)
         except ValueError as fault:
-            raise ApiError(400, f"messages: {fault}", "messages") from fault
+            raise ApiError(400, f"{field}: {fault}", field) from fault
         return Prompt(inputs["input_ids"][0].tolist(), text, use, inputs)
 
     async def text(self, prompt: str) -> Prompt:
         """The prompt that is a text."""
-        return await self._encoded(lambda: Prompt(self.tokenizer(prompt)["input_ids"]), "prompt: the tokenizer failed")
+        return await self.encoded(lambda: Prompt(self.tokenizer(prompt)["input_ids"]), "prompt: the tokenizer failed")
 
     async def _count(self, text: str) -> int:
         """Tokens of a text."""
         if not text:
             return 0
-        return len((await self._encoded(lambda: self._plain(text), "reasoning: the tokenizer failed")).ids)
+        return len((await self.encoded(lambda: self._plain(text), "reasoning: the tokenizer failed")).ids)
 
     def _plain(self, text: str) -> Prompt:
         return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    async def _encoded(self, work: Any, failed: str) -> Prompt:
+    async def encoded(self, work: Callable[[], Prompt], failed: str) -> Prompt:
+        """What `work`, which the tokenizer's thread does, returns. ApiError: its own, or `failed` for other faults."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._tokenize, work)
         except BaseException as fault:

@@ -88,6 +88,16 @@ def samples(data: bytes, format: str, rate: int, longest: float = MAX_SECONDS) -
         raise ValueError(f"expected a file of the format {format}: {why}") from fault
 
 
+def format_of(data: bytes) -> str:
+    """Of `SOUND_FORMATS`, the one of a file, by what it begins with. ValueError: none."""
+    for name, marks in SOUND_FORMATS.items():
+        if data.startswith(marks):
+            return name
+    raise ValueError(
+        f"expected a file of a format among {', '.join(SOUND_FORMATS)}, got one that begins with {data[:4]!r}"
+    )
+
+
 class _OutOfRange(ValueError):
     """A sound that can be read, but isn't taken."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -55,6 +58,37 @@ def showing(tokenizer: Any, token: str, kind: str = "image") -> Any:
 
     of_texts = _TEXTS.replace("TOKEN", repr(token)).replace("KIND", repr(kind)) + template
     return of_texts if not shows(template) and shows(of_texts) else template
+
+
+def transcription(processor: Any, sound: Any, **told: str) -> str:
+    """The rendered conversation that asks a model for what is said in a sound (float32 [n]): as its processor's
+    `apply_transcription_request` has it, under a budget; without one, a question of ours.
+
+    told: its `language` and a `prompt`, if they are known. ValueError: the processor takes no such argument.
+    """
+    ask = getattr(processor, "apply_transcription_request", None)
+    if ask is None:
+        question = "Write down what is said in this audio, word for word, and nothing else."
+        question += f" The language is {told['language']}." if "language" in told else ""
+        question += f" What is known of it: {told['prompt']}" if "prompt" in told else ""
+        parts = [{"type": "audio"}, {"type": "text", "text": question}]
+        asked = [{"role": "user", "content": parts}]
+        return str(processor.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False))
+    for name in sorted(told.keys() - inspect.signature(ask).parameters.keys()):
+        raise ValueError(f"{name}: expected none, as {type(processor).__name__} takes none, got {told[name]!r:.60}")
+    if not isinstance(processor, Seeing):
+        kind: type = type(processor)
+        processor = copy.copy(processor)
+        processor.__class__ = _seeing(kind)
+    return str(processor.apply_transcription_request(audio=[sound], tokenize=False, **told)[0])
+
+
+def transcript(processor: Any, tokens: Sequence[int]) -> str:
+    """What a model answers to `transcription`, without what its processor knows to be no part of the transcript."""
+    taken = inspect.signature(processor.decode).parameters
+    known = {"return_format": "transcription_only", "strip_prefix": True}
+    options = {name: value for name, value in known.items() if name in taken}
+    return str(processor.decode([[*tokens]], skip_special_tokens=True, **options)[0])
 
 
 class Seeing:
