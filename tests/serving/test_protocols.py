@@ -285,6 +285,8 @@ def test_many_at_once_get_what_each_would_alone(server: Server, alone: Any) -> N
 
 def test_health_metrics_and_the_page(raw: httpx.Client) -> None:
     assert raw.get("/health").json() == {"status": "ok"}
+    asked = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    assert raw.post("/v1/chat/completions", json=asked).status_code == 200
     text = raw.get("/metrics").text
     assert 'torch_foundry_responses_total{path="/v1/chat/completions",status="200"}' in text
     assert "torch_foundry_running 0.0" in text and "torch_foundry_first_token_seconds_count" in text
