@@ -315,6 +315,8 @@ def build(name: str, attention: str = "sdpa", seed: int = 0) -> PreTrainedModel:
     options = {"text_config": {**TEXT, **case.text}, case.tower_config: case.tower, **case.options}
     version = transformers.__version__
     kind: Any = getattr(transformers, case.config, None) or pytest.skip(f"transformers {version}: no {case.config}")
+    if name == "vipllava" and version < "5.23":
+        pytest.skip(f"transformers {version}: its tower doesn't return the layers that its own wrapper reads")
     config = kind(**{"tie_word_embeddings": False, **options})
     torch.manual_seed(seed)
     cls: Any = getattr(transformers, case.config.removesuffix("Config") + "ForConditionalGeneration")
