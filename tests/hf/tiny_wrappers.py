@@ -59,14 +59,13 @@ transformers.AutoModel.register(Gemma3nVisionConfig, Tower, exist_ok=True)
 
 
 QWEN3_5 = {
-    **{**DELTA, "model_type": "qwen3_5_text"},
+    **DELTA,
+    "model_type": "qwen3_5_text",
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 1.0},
 }
 GLM = {"rope_parameters": {**MROPE["rope_parameters"], "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]}}
-GLM_TOWER = {
-    **{**QWEN_TOWER, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 128, "image_size": 16},
-}
+GLM_TOWER = {**QWEN_TOWER, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 128, "image_size": 16}
 GLM_IDS = {
     **{"image_token_id": IMAGE, "video_token_id": VIDEO, "image_start_token_id": 3, "image_end_token_id": 4},
     **{"video_start_token_id": 3, "video_end_token_id": 4},
